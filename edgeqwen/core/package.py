@@ -1,0 +1,163 @@
+"""A model package on disk: the folder that an import writes and that is all a daemon reads.
+
+    model.json  decode.onnx (+ weights)  tokenizer.json  chat_template.jinja  generation_config.json
+
+`model.json` is the `Manifest`; it lists every other file with its size and digest, so a truncated, missing or mixed-up
+file is told by name before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgeqwen.core.model import FORMAT_VERSION, Manifest
+from edgeqwen.errors import ModelInvalid, ModelMissing
+
+MANIFEST = "model.json"
+GRAPH = "decode.onnx"
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+GENERATION_CONFIG = "generation_config.json"
+
+REQUIRED = (GRAPH, TOKENIZER, TEMPLATE, GENERATION_CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An opened package: every file is there in its size. `generation_config` is the model's own, perhaps empty."""
+
+    path: Path
+    manifest: Manifest
+    generation_config: Mapping[str, Any]
+
+    @property
+    def graph_path(self) -> Path:
+        return self.path / GRAPH
+
+    @property
+    def tokenizer_path(self) -> Path:
+        return self.path / TOKENIZER
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer: those of the manifest and those of the generation config (an id or a list)."""
+        given = self.generation_config.get("eos_token_id")
+        listed = given if isinstance(given, list) else [given]
+        extra = [token for token in listed if type(token) is int]
+        return tuple(dict.fromkeys([*self.manifest.spec.eos_token_ids, *extra]))
+
+    def read_template(self) -> str | None:
+        """Source of the chat template; None if the model has none."""
+        return (self.path / TEMPLATE).read_text(encoding="utf-8") or None
+
+
+def open_package(path: Path) -> Package:
+    """Read the manifest and check that each file is there in its stated size.
+
+    Raises `ModelMissing` if the folder or a file is not there, `ModelInvalid` if one is broken or not of this package.
+    """
+    if not os.path.exists(path):
+        raise ModelMissing(f"{path}: no such model package")
+    if not os.path.isfile(path / MANIFEST):
+        raise ModelInvalid(f"{path}: not a model package (no {MANIFEST}); make one with `edgeqwen import {path}`")
+    manifest = _read_manifest(path / MANIFEST)
+    _check_files(path, manifest)
+    return Package(path, manifest, _read_generation_config(path / GENERATION_CONFIG))
+
+
+def verify_digests(package: Package) -> None:
+    """Read every file and compare its digest; raises `ModelInvalid` that names the first one that differs."""
+    for name, digest in package.manifest.digests.items():
+        with (package.path / name).open("rb") as file:
+            actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != digest:
+            raise ModelInvalid(f"{package.path / name}: content differs from what {MANIFEST} states; import it again")
+
+
+def _read_manifest(path: Path) -> Manifest:
+    data = _read(path)
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).format_version
+        if version != FORMAT_VERSION:
+            raise ModelInvalid(f"{path}: package format {version}, not {FORMAT_VERSION}; import the model again")
+        return msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise ModelInvalid(f"{path}: not a valid manifest: {error}") from error
+
+
+class _Versioned(msgspec.Struct):
+    """The one member that every format has, read first so that another format is told from a broken file."""
+
+    format_version: int
+
+
+def _check_files(path: Path, manifest: Manifest) -> None:
+    names = dict.fromkeys([*REQUIRED, *manifest.sizes])
+    for name in names:
+        if Path(name).name != name:
+            raise ModelInvalid(f"{path / MANIFEST}: {name!r} lies outside of the package")
+    missing = [name for name in names if not os.path.isfile(path / name)]
+    if missing:
+        raise ModelMissing(f"{path}: the package lacks {', '.join(missing)}; import the model again")
+    for name, size in manifest.sizes.items():
+        actual = (path / name).stat().st_size
+        if actual != size:
+            raise ModelInvalid(f"{path / name}: {actual} bytes, {MANIFEST} states {size}; import the model again")
+
+
+def _read_generation_config(path: Path) -> Mapping[str, Any]:
+    try:
+        return msgspec.json.decode(_read(path) or b"{}", type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ModelInvalid(f"{path}: not a JSON object: {error}") from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelMissing(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def models_dir(environ: Mapping[str, str], *, is_root: bool) -> Path:
+    """Where installed packages live: /var/lib for root, the user's data directory (XDG) for others."""
+    if is_root:
+        return Path("/var/lib/edgeqwen/models")
+    data = environ.get("XDG_DATA_HOME", "")
+    if not data.startswith("/"):  # the XDG specification: a relative path is to be ignored
+        data = f"{environ.get('HOME', '')}/.local/share"
+    return Path(data) / "edgeqwen" / "models"
+
+
+def installed_models(folder: Path) -> tuple[str, ...]:
+    """Names of the packages in `folder`, sorted."""
+    try:
+        return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / MANIFEST).is_file()))
+    except OSError:
+        return ()
+
+
+def resolve_model(name_or_path: str, folder: Path) -> Path:
+    """Path of the package meant: an existing path, else a name in `folder`, else (empty) the only one in it."""
+    names = installed_models(folder)
+    if not name_or_path:
+        if len(names) == 1:
+            return folder / names[0]
+        hint = "get one with `edgeqwen pull ID` or `edgeqwen import PATH`" if not names else "choose one with --model"
+        raise ModelMissing(f"{len(names) or 'no'} models in {folder}{_listed(names)}; {hint}")
+    if os.path.exists(name_or_path):
+        return Path(name_or_path)
+    if name_or_path in names:
+        return folder / name_or_path
+    raise ModelMissing(f"{name_or_path}: neither a path nor a model in {folder}{_listed(names)}")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return f" ({', '.join(names)})" if names else ""
