@@ -18,9 +18,12 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from edgeqwen.core.model import WeightForm
 from edgeqwen.errors import ConfigInvalid
+
+Target = Literal["any", "vnni", "arm"]
 
 NEEDED_X86_FLAGS = ("ssse3", "sse4_1", "sse4_2", "popcnt")
 """What the x86-64-v2 builds of the native libraries execute without asking."""
@@ -43,6 +46,13 @@ class Processor:
     def weight_form(self) -> WeightForm:
         """The form of int8 weights that is exact on this processor, and the faster one if both are."""
         return "unsigned" if "avx2" in self.flags and not self.has_vnni else "signed"
+
+    @property
+    def target(self) -> Target:
+        """What a package made for this processor is made for: it decides the weight form."""
+        if self.machine in {"aarch64", "arm64"}:
+            return "arm"
+        return "vnni" if self.has_vnni else "any"
 
     @property
     def fingerprint(self) -> str:

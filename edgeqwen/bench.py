@@ -1,0 +1,144 @@
+"""Speed of a package on this machine, measured on the runtime itself: no scheduler, no text, no socket.
+
+Prefill: `num_prompt` random tokens into an empty slot, in chunks of the runtime's size. Decode: one token a step for
+each of `num_streams` sequences that hold that prompt. Each is the median of `NUM_REPEATS` runs after one that is not
+counted.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from edgeqwen.core.package import Package, open_package
+from edgeqwen.core.step import Batch, Chunk, Runtime
+from edgeqwen.cpu import check_processor, read_processor, usable_cores
+from edgeqwen.errors import BadRequest
+
+NUM_REPEATS: Final = 3
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """`num_threads` 0 means as many as there are usable cores."""
+
+    num_prompt: int = 128
+    num_decode: int = 64
+    num_streams: int = 1
+    num_threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Tokens a second; `decode_tok_s` counts all streams together."""
+
+    prefill_tok_s: float
+    decode_tok_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchReport:
+    """What one run says, as one JSON object."""
+
+    model: str
+    quant: str
+    weight_form: str
+    threads: int
+    prompt: int
+    decode: int
+    streams: int
+    prefill_tok_s: float
+    decode_tok_s: float
+    load_s: float
+    rss_bytes: int
+    cpu: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bench(path: Path, options: BenchOptions, clock: Clock = time.perf_counter) -> BenchReport:
+    """Load the package at `path` and measure; raises what loading raises."""
+    processor = read_processor()
+    check_processor(processor)
+    package = open_package(path)
+    num_threads = options.num_threads or usable_cores()
+    began_at = clock()
+    runtime = _load(package, options, num_threads)
+    load_s = clock() - began_at
+    try:
+        speeds = measure(runtime, options, clock)
+        rss_bytes = _rss_bytes()
+    finally:
+        runtime.close()
+    manifest = package.manifest
+    return BenchReport(
+        model=manifest.name,
+        quant=manifest.quant,
+        weight_form=manifest.weight_form,
+        threads=num_threads,
+        prompt=options.num_prompt,
+        decode=options.num_decode,
+        streams=options.num_streams,
+        prefill_tok_s=round(speeds.prefill_tok_s, 1),
+        decode_tok_s=round(speeds.decode_tok_s, 1),
+        load_s=round(load_s, 3),
+        rss_bytes=rss_bytes,
+        cpu=" ".join([processor.machine, *processor.features]),
+    )
+
+
+def _load(package: Package, options: BenchOptions, num_threads: int) -> Runtime:
+    from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+
+    needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
+    if needed > most:
+        raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
+    return OnnxRuntime.load(package, OnnxOptions(options.num_streams, needed, num_threads), lambda _: None)
+
+
+def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:
+    """Prefill and decode speed of a runtime that has room for the streams."""
+    drawn = np.random.default_rng(0).integers(0, runtime.spec.num_tokens, options.num_prompt)
+    prompt = tuple(drawn.tolist())
+    prefill_s: list[float] = []
+    decode_s: list[float] = []
+    for _ in range(1 + NUM_REPEATS):
+        times = [_timed(clock, _prefill, runtime, prompt, slot) for slot in range(options.num_streams)]
+        prefill_s.append(statistics.median(times))
+        decode_s.append(_timed(clock, _decode, runtime, prompt, options))
+        for slot in range(options.num_streams):
+            runtime.release(slot)
+    num_decoded = options.num_decode * options.num_streams
+    return Speeds(options.num_prompt / statistics.median(prefill_s[1:]), num_decoded / statistics.median(decode_s[1:]))
+
+
+def _timed(clock: Clock, function: Callable[..., None], *arguments: Any) -> float:
+    began_at = clock()
+    function(*arguments)
+    return clock() - began_at
+
+
+def _prefill(runtime: Runtime, prompt: tuple[int, ...], slot: int) -> None:
+    size = runtime.spec.max_chunk
+    for start in range(0, len(prompt), size):
+        runtime.step(Batch((Chunk(slot, start, prompt[start : start + size]),)))
+
+
+def _decode(runtime: Runtime, prompt: tuple[int, ...], options: BenchOptions) -> None:
+    for position in range(len(prompt), len(prompt) + options.num_decode):
+        token = (prompt[position % len(prompt)],)
+        runtime.step(Batch(tuple(Chunk(slot, position, token) for slot in range(options.num_streams))))
+
+
+def _rss_bytes() -> int:
+    """Resident memory of this process (second field of /proc/self/statm, in pages)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,30 @@
+"""`edgeqwen bench`: how fast a package is on this machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from edgeqwen.cli.places import models_folder
+
+
+@click.command("bench")
+@click.argument("package")
+@click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
+@click.option("--decode", "num_decode", type=click.IntRange(1), default=64, show_default=True, help="Generated tokens.")
+@click.option("--streams", "num_streams", type=click.IntRange(1, 256), default=1, show_default=True, help="At once.")
+@click.option("--threads", "num_threads", type=click.IntRange(0), default=0, help="Default: the usable cores.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON line instead of words.")
+def command(package: str, *, as_json: bool, **options: Any) -> None:
+    """Measure prompt and decode speed, load time and memory of PACKAGE (a folder or a name)."""
+    from edgeqwen.bench import BenchOptions, bench
+    from edgeqwen.core.package import resolve_model
+
+    report = bench(resolve_model(package, models_folder()), BenchOptions(**options)).to_dict()
+    if as_json:
+        click.echo(json.dumps(report))
+        return
+    for key, value in report.items():
+        click.echo(f"{key:14} {value}")

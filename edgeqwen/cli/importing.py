@@ -1,0 +1,103 @@
+"""`edgeqwen import`: a checkpoint on disk becomes an installed package."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgeqwen.cli.places import models_folder
+from edgeqwen.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from edgeqwen.core.model import Manifest, Source
+
+QUANTS = ("auto", "int8", "int4", "fp32")
+DEFAULT_QUANT = "int8"
+
+_QUANT_SUFFIX = re.compile(r"[-._](q\d\w*|iq\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """The flags that `import` and `pull` share; None is "not given"."""
+
+    quant: str
+    target: str | None
+    out: Path | None
+    name: str | None
+
+
+def import_options(function: Any) -> Any:
+    """The click options behind `ImportOptions`, for both commands."""
+    decorators = [
+        click.option("--quant", type=click.Choice(QUANTS), default=DEFAULT_QUANT, show_default=True, help="Weights."),
+        click.option(
+            "--target",
+            type=click.Choice(("any", "vnni", "arm")),
+            help="Processors the package is for; any runs everywhere, slower on some. Default: this machine's kind.",
+        ),
+        click.option("--fast", is_flag=True, help="Only what needs no calibration; so far that is everything."),
+        click.option("--out", type=click.Path(path_type=Path), help="Folder of the package. Default: the models' own."),
+        click.option("--name", help="Name of the model. Default: from the source's name."),
+        click.option("--json", "as_json", is_flag=True, help="Say what was made as one JSON object."),
+    ]
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@import_options
+def command(path: Path, *, fast: bool, as_json: bool, **given: Any) -> None:
+    """Make a package of the checkpoint PATH: a safetensors folder, a GGUF file, or another package."""
+    del fast  # no quantisation calibrates so far; scripts may already say that they do not want it
+    package, manifest = import_checkpoint(path, ImportOptions(**given))
+    report(package, manifest, as_json=as_json)
+
+
+def import_checkpoint(
+    path: Path, options: ImportOptions, *, name: str | None = None, source: Source | None = None
+) -> tuple[Path, Manifest]:
+    """Import `path` as the flags say; `name` and `source` are what a pull knows better than the path."""
+    from edgeqwen.convert.importer import import_model
+    from edgeqwen.cpu import read_processor
+
+    quant: Any = options.quant
+    if quant == "auto":
+        quant = DEFAULT_QUANT
+        click.echo(f"edgeqwen: --quant auto takes {quant} (it does not weigh the alternatives yet)", err=True)
+    chosen = options.name or (options.out.name if options.out else default_name(name or path.name, quant))
+    out = options.out or models_folder() / chosen
+    target: Any = options.target or read_processor().target
+    with progress_bar(f"importing {chosen}") as progress:
+        manifest = import_model(
+            path, out, quant=quant, target=target, name=chosen, source=source, progress=progress
+        )
+    return out, manifest
+
+
+def default_name(source_name: str, quant: str) -> str:
+    """`SmolLM2-135M-Instruct.Q4_1.gguf` -> `smollm2-135m-instruct`; a quant but the default is added."""
+    stem = re.sub(r"\.(gguf|safetensors)$", "", source_name.rstrip("/").split("/")[-1], flags=re.IGNORECASE)
+    name = re.sub(r"[^a-z0-9._-]+", "-", _QUANT_SUFFIX.sub("", stem).lower()).strip("-.") or "model"
+    return name if quant == DEFAULT_QUANT else f"{name}-{quant}"
+
+
+def report(package: Path, manifest: Manifest, *, as_json: bool) -> None:
+    """The package's path on stdout (or a JSON object), what is worth knowing on stderr."""
+    size = sum(manifest.sizes.values())
+    if as_json:
+        facts = {"name": manifest.name, "path": str(package), "quant": manifest.quant, "target": manifest.target}
+        facts |= {"weight_form": manifest.weight_form}
+        click.echo(json.dumps(facts | {"bytes": size, "notes": list(manifest.notes)}))
+        return
+    for note in manifest.notes:
+        click.echo(f"edgeqwen: note: {note}", err=True)
+    click.echo(f"edgeqwen: {manifest.name}: {manifest.quant}, {size / 1e6:.0f} MB", err=True)
+    click.echo(package)

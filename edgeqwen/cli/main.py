@@ -1,0 +1,75 @@
+"""The `edgeqwen` command: finds the subcommand, runs it, and turns what went wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import click
+
+from edgeqwen import __version__
+from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_USAGE, EdgeqwenError
+
+COMMANDS: Final = {
+    "ask": "edgeqwen.cli.ask",
+    "bench": "edgeqwen.cli.bench",
+    "chat": "edgeqwen.cli.chat",
+    "eval": "edgeqwen.cli.evaluate",
+    "import": "edgeqwen.cli.importing",
+    "models": "edgeqwen.cli.models",
+    "pull": "edgeqwen.cli.pull",
+    "serve": "edgeqwen.cli.serve",
+    "stats": "edgeqwen.cli.stats",
+}
+"""Name -> module; each has a `command`."""
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand's module when it is asked for, so that one command does not pay for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edgeqwen")
+def group() -> None:
+    """Qwen3-0.6B and small models of its family as a CPU daemon on a Unix socket."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit code. What a user can cause is one line on stderr."""
+    try:
+        result = group.main(args=list(arguments), prog_name="edgeqwen", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return EXIT_USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "edgeqwen"
+        click.echo(f"{where}: {_one_line(error.format_message())} (see `{where} --help`)", err=True)
+        return EXIT_USAGE
+    except EdgeqwenError as error:
+        click.echo(f"edgeqwen: {_one_line(error.message)}", err=True)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return EXIT_INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def main() -> NoReturn:
+    """Entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))

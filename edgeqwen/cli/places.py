@@ -1,0 +1,46 @@
+"""Where things are by default: the socket, the installed models. Flags and environment come first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgeqwen.errors import ConfigInvalid
+
+SOCKET_VARIABLE = "EDGEQWEN_SOCKET_PATH"
+"""The daemon's own variable for `socket.path`; the clients read it too, so one setting does for both."""
+
+SYSTEM_SOCKET = Path("/run/edgeqwen/edgeqwen.sock")
+
+
+def models_folder() -> Path:
+    """The folder of installed models of the user who runs."""
+    from edgeqwen.core.package import models_dir
+
+    return models_dir(os.environ, is_root=os.geteuid() == 0)
+
+
+def user_socket(environ: Mapping[str, str], *, is_root: bool) -> Path | None:
+    """The socket of the user's own daemon; None if the user has no runtime directory."""
+    if is_root:
+        return SYSTEM_SOCKET
+    folder = environ.get("XDG_RUNTIME_DIR", "")
+    return Path(folder) / "edgeqwen.sock" if folder.startswith("/") else None
+
+
+def socket_to_listen_on(configured: str) -> Path:
+    """The socket of `serve`: as configured, else the user's own. Raises `ConfigInvalid` if there is no such place."""
+    path = Path(configured) if configured else user_socket(os.environ, is_root=os.geteuid() == 0)
+    if path is None:
+        raise ConfigInvalid("XDG_RUNTIME_DIR is not set, so there is no default socket; give one with --socket PATH")
+    return path
+
+
+def socket_to_connect_to(given: str | None) -> Path:
+    """The socket of a client: as given, else the user's own daemon's if it is there, else the system's."""
+    chosen = given or os.environ.get(SOCKET_VARIABLE)
+    if chosen:
+        return Path(chosen)
+    own = user_socket(os.environ, is_root=os.geteuid() == 0)
+    return own if own is not None and own.exists() else SYSTEM_SOCKET
