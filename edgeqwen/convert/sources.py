@@ -1,0 +1,35 @@
+"""One entrance to checkpoints of every format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgeqwen.convert.checkpoint import Checkpoint
+from edgeqwen.convert.gguf_checkpoint import open_gguf
+from edgeqwen.convert.safetensors_checkpoint import open_safetensors
+from edgeqwen.core.model import Source
+from edgeqwen.errors import ModelInvalid, ModelMissing
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def open_checkpoint(path: Path, source: Source | None = None) -> Checkpoint:
+    """Open and validate a checkpoint: a GGUF file, a folder that holds one, or a folder of safetensors.
+
+    `source` is what the package will say of its origin (a hub's id and revision); by default the path's own name.
+    Raises `ModelMissing` or `ModelInvalid`, naming the file or tensor at fault.
+    """
+    if not path.exists():
+        raise ModelMissing(f"{path} does not exist: give a GGUF file or a folder with a model")
+    if not path.is_dir():
+        if path.suffix == ".safetensors":
+            raise ModelInvalid(f"{path}: give the folder that holds it, with config.json and tokenizer.json")
+        return open_gguf(path, source)
+    files = sorted(path.glob("*.gguf"))
+    if not files or any((path / name).exists() for name in WEIGHTS):
+        return open_safetensors(path, source)
+    if len(files) > 1:
+        raise ModelInvalid(
+            f"{path} holds {len(files)} GGUF files ({files[0].name}, {files[1].name}, ...): give one of them"
+        )
+    return open_gguf(files[0], source)

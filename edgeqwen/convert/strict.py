@@ -1,0 +1,41 @@
+"""Strict comparison of what a checkpoint holds with what its model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from edgeqwen.convert.checkpoint import expected_tensors
+from edgeqwen.core.model import ModelSpec
+from edgeqwen.errors import ModelInvalid
+
+
+def check_tensors(
+    path: Path,
+    spec: ModelSpec,
+    found: Mapping[str, tuple[int, ...]],
+    *,
+    stored_names: Mapping[str, str] | None = None,
+) -> None:
+    """Raises `ModelInvalid` naming the first tensor that is missing, unexpected or of another shape.
+
+    `stored_names` gives the names that the file uses where they are not the canonical ones.
+    """
+    names = stored_names or {}
+    expected = expected_tensors(spec)
+    for name, shape in expected.items():
+        if name not in found:
+            raise ModelInvalid(f"{path}: tensor '{names.get(name, name)}' is missing{_summary(expected, found)}")
+        if found[name] != shape:
+            raise ModelInvalid(
+                f"{path}: tensor '{names.get(name, name)}' has shape {list(found[name])}, but the configuration "
+                f"asks for {list(shape)}: weights and configuration belong to different models"
+            )
+    for name in found:
+        if name not in expected:
+            raise ModelInvalid(f"{path}: tensor '{names.get(name, name)}' is not part of a {spec.family} model")
+
+
+def _summary(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
+    num_missing = sum(name not in found for name in expected)
+    return f" ({num_missing} of {len(expected)} are)" if num_missing > 1 else ""
