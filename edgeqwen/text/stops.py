@@ -1,0 +1,54 @@
+"""Stop strings: found across tokens, and nothing is held back that could not become one.
+
+The occurrence that is complete first ends the text; of several that are complete at the same character the longest.
+This does not depend on how the text was cut into tokens, and generation can end at that token. Held back is the
+longest end of the text that is a beginning of some stop string, not a fixed window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Lets text through up to the first stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self._stops = tuple(stops)
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """The part of what was held and `text` that certainly precedes any stop string; empty after a stop."""
+        if self.is_stopped or not text:
+            return ""
+        text = self._held + text
+        if (start := self._first_stop(text)) is not None:
+            self.is_stopped = True
+            self._held = ""
+            return text[:start]
+        split = len(text) - self._held_len(text)
+        self._held = text[split:]
+        return text[:split]
+
+    def flush(self) -> str:
+        """What is held back: the text ended, so it is no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_stop(self, text: str) -> int | None:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        return min(found)[1] if found else None
+
+    def _held_len(self, text: str) -> int:
+        lengths = (_overlap_len(text, stop) for stop in self._stops)
+        return max(lengths, default=0)
+
+
+def _overlap_len(text: str, stop: str) -> int:
+    """Length of the longest proper beginning of `stop` that `text` ends with."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0
