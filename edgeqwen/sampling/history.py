@@ -1,0 +1,48 @@
+"""The tokens of a sequence as the penalties see them: in the prompt or generated, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeqwen.core.request import SamplingParams
+
+
+class History:
+    """Distinct tokens of prompt and answer, with the number of times each was generated.
+
+    Two parallel arrays that grow by doubling: a penalty touches the tokens seen, not the vocabulary.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        seen = np.unique(np.asarray(prompt_ids, np.int64))
+        self._ids = np.zeros(max(64, 2 * seen.size), np.int64)
+        self._ids[: seen.size] = seen
+        self._counts = np.zeros(self._ids.size, np.float32)
+        self._places = {token: place for place, token in enumerate(seen.tolist())}
+
+    def add(self, token: int) -> None:
+        """Count a generated token."""
+        place = self._places.setdefault(token, len(self._places))
+        if place == self._ids.size:
+            self._ids = np.resize(self._ids, 2 * place)
+            self._counts = np.concatenate((self._counts, np.zeros(place, np.float32)))
+        self._ids[place] = token
+        self._counts[place] += 1
+
+    def penalise(self, row: NDArray[np.float32], params: SamplingParams) -> None:
+        """Apply the penalties to `row` in place.
+
+        Repetition (Keskar et al., "CTRL"): positive logits of seen tokens are divided, negative ones multiplied.
+        Frequency and presence, of generated tokens alone: minus the count times the one, minus the other once.
+        """
+        ids, counts = self._ids[: len(self._places)], self._counts[: len(self._places)]
+        values = row[ids]
+        if params.repetition_penalty != 1.0:
+            penalty = np.float32(params.repetition_penalty)
+            values = np.where(values > 0, values / penalty, values * penalty)
+        values -= counts * np.float32(params.frequency_penalty)
+        values -= (counts > 0) * np.float32(params.presence_penalty)
+        row[ids] = values

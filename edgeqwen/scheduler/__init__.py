@@ -1,0 +1,9 @@
+"""Which sequence computes what in the next step. Synchronous: no await, no clock, no runtime."""
+
+from __future__ import annotations
+
+from edgeqwen.scheduler.admission import Admission
+from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, StepPlan, TokenDrawn
+from edgeqwen.scheduler.scheduler import Scheduler
+
+__all__ = ["Admission", "RequestFailed", "Scheduler", "SchedulerEvent", "SequenceEnded", "StepPlan", "TokenDrawn"]
