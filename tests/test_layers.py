@@ -45,6 +45,7 @@ ALLOWED_BESIDE: set[tuple[str, str]] = {
     ("kvcache", "core"),
     ("scheduler", "sampling"),
     ("server", "http"),
+    ("http", "server"),
     ("daemon", "service"),
     ("cli", "evaluate"),
     ("cli", "bench"),
