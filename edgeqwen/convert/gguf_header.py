@@ -135,6 +135,8 @@ class _Parser:
         num_tensors, num_pairs = self._scalar("<Q"), self._scalar("<Q")
         if num_tensors > MAX_TENSORS:
             raise self._error(f"claims {num_tensors:,} tensors; at most {MAX_TENSORS:,} are read")
+        if num_tensors == 0:
+            raise self._error("holds no tensors: it is a vocabulary or metadata alone")
         if num_pairs > MAX_PAIRS:
             raise self._error(f"claims {num_pairs:,} metadata pairs; at most {MAX_PAIRS:,} are read")
         metadata: dict[str, Value] = {}
