@@ -1,0 +1,161 @@
+"""A small synchronous client of the daemon's socket, for the command line and for scripts.
+
+One request is in flight at a time. A connection that breaks before a request's final frame is an error of its own
+(`CutOff`), never an answer that merely looks short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, ConfigInvalid, EdgeqwenError
+
+MAX_PATH_BYTES: Final = 107
+READ_BYTES: Final = 64 << 10
+
+
+class NoDaemon(EdgeqwenError):
+    """Nobody serves the socket (exit 69)."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_NO_DAEMON
+
+
+class CutOff(EdgeqwenError):
+    """The connection ended, or something that is no frame came, before the final frame (exit 74)."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CUT_OFF
+
+
+class SocketForbidden(EdgeqwenError):
+    """The socket is there and this user may not connect to it (exit 77)."""
+
+    code = "forbidden"
+
+
+def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:
+    """The error that a final frame carries. A code that this client does not know counts as the daemon's fault."""
+    error = frame["error"]
+    code = error.get("code")
+    return EdgeqwenError(
+        str(error.get("message", code)),
+        code=code if code in CODES else "engine",
+        field=error.get("field"),
+        retry_ms=error.get("retry_ms"),
+    )
+
+
+class Client:
+    """A connection. `request` waits for the final frame, `stream` gives all frames; both raise what the daemon answers.
+
+    Errors: `EdgeqwenError` with the daemon's code, `CutOff`. After an error of the connection the client is of no use.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._num_requests = 0
+        self._current_id = 0
+
+    @classmethod
+    def connect(cls, path: str | os.PathLike[str], *, timeout_s: float = 5.0) -> Self:
+        """Connect to the socket `path`. Raises `NoDaemon`, `SocketForbidden`, `ConfigInvalid` (path too long)."""
+        shown = os.fspath(path)
+        if (num_bytes := len(os.fsencode(shown))) > MAX_PATH_BYTES:
+            message = f"{shown}: socket path has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}; shorten it"
+            raise ConfigInvalid(message)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(shown)
+        except OSError as exc:
+            sock.close()
+            if isinstance(exc, PermissionError):
+                raise SocketForbidden(f"{shown}: this user may not connect to the daemon") from exc
+            reason = "does not answer" if isinstance(exc, TimeoutError | BlockingIOError) else "no daemon"
+            raise NoDaemon(f"{shown}: {reason}; start one with: edgeqwen serve") from exc
+        sock.settimeout(None)
+        return cls(sock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up: whatever is in flight is cancelled by the daemon."""
+        self._sock.close()
+
+    def request(self, op: str, **members: Any) -> dict[str, Any]:
+        """The final frame of `op`."""
+        for frame in self.stream(op, **members):
+            if frame["done"]:
+                return frame
+        raise AssertionError("a stream ends with a final frame or an error")
+
+    def stream(self, op: str, **members: Any) -> Iterator[dict[str, Any]]:
+        """The frames of `op` as they come, the final one included. Members that are None are left out.
+
+        The request is sent at the first step of the iterator. Leaving it early leaves frames unread: close the client.
+        """
+        self._num_requests += 1
+        request_id = self._current_id = self._num_requests
+        given = {name: value for name, value in members.items() if value is not None}
+        self._send(msgspec.json.encode({"op": op, "id": request_id, **given}) + b"\n")
+        while True:
+            frame = self._read_frame()
+            if "error" in frame and frame["done"] and frame.get("id", request_id) == request_id:
+                raise error_of(frame)
+            if frame.get("id") != request_id:
+                continue
+            yield frame
+            if frame["done"]:
+                return
+
+    def cancel(self) -> None:
+        """Ask for the end of the request in flight; its final frame still comes."""
+        self._num_requests += 1
+        members = {"op": "cancel", "id": self._num_requests, "target": self._current_id}
+        self._send(msgspec.json.encode(members) + b"\n")
+
+    def _send(self, data: bytes) -> None:
+        # A daemon that turns a connection away closes at once; its reason is then still there to be read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._sock.sendall(data)
+
+    def _read_frame(self) -> dict[str, Any]:
+        while (line := self._take_line()) is None:
+            try:
+                data = self._sock.recv(READ_BYTES)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                raise CutOff("the connection ended before the answer did")
+            self._buffer += data
+        try:
+            frame = msgspec.json.decode(line)
+        except msgspec.MsgspecError as exc:
+            raise CutOff("the daemon sent something that is not a frame") from exc
+        if not isinstance(frame, dict) or not isinstance(frame.get("done"), bool):
+            raise CutOff("the daemon sent something that is not a frame")
+        return frame
+
+    def _take_line(self) -> bytes | None:
+        """The next line that is not blank; blank ones say that the daemon is still there."""
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end]).strip()
+            del self._buffer[: end + 1]
+            if line:
+                return line
+        return None

@@ -1,0 +1,8 @@
+"""The Unix socket: binding it, who connects, lines and flow on a connection. HTTP is handed over by the first byte."""
+
+from __future__ import annotations
+
+from edgeqwen.server.binding import BoundSocket, adopt_socket, bind_socket
+from edgeqwen.server.listener import SocketServer
+
+__all__ = ["BoundSocket", "SocketServer", "adopt_socket", "bind_socket"]

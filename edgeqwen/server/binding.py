@@ -1,0 +1,193 @@
+"""Binding a Unix socket so that nobody else can stand in its place, and two daemons cannot share it.
+
+The folder is opened component by component, so that it cannot be swapped while it is checked; all further names are
+relative to it. A lock file beside the socket is held for life (flock(2), so a killed daemon leaves none) and only its
+holder touches the path. The socket is bound under a temporary name, gets its mode and group there, listens, and is then
+renamed over the path: at no moment is there a socket that is too open or that refuses connections.
+
+On Linux a bound socket's mode is the mode of the descriptor's inode before bind, less the umask: fchmod comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgeqwen.errors import ConfigInvalid
+
+MAX_PATH_BYTES: Final = 107  # sun_path is 108 bytes, one of them for the final NUL (unix(7))
+BACKLOG: Final = 128
+DIRECTORY_MODE: Final = 0o750
+USER_MODE: Final = 0o600
+GROUP_MODE: Final = 0o660
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSocket:
+    """A listening socket. `lock_fd` and `inode` are set for one that we bound ourselves and hence remove at the end."""
+
+    sock: socket.socket
+    path: str
+    lock_fd: int | None = None
+    inode: int | None = None
+
+    def close(self) -> None:
+        """Stop listening and remove the path if it is still ours. The lock file stays: removing it would be a race."""
+        self.sock.close()
+        if self.lock_fd is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(self.path).st_ino == self.inode:
+                os.unlink(self.path)
+        os.close(self.lock_fd)
+
+
+def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
+    """Bind and listen on `path`: mode 0600, or 0660 and of group `group` (gid).
+
+    Creates the last folder of the path if it is missing. Raises `ConfigInvalid` in one line that says what to do: path
+    too long, folder not safe, something else in the place, a daemon that is already running.
+    """
+    full = os.path.abspath(path)
+    check_length(full)
+    folder, name = os.path.split(full)
+    with _opened_folder(folder) as folder_fd:
+        lock_fd = _lock(folder_fd, name, full)
+        try:
+            _check_place(folder_fd, name, full)
+            sock, inode = _bind(folder_fd, name, group)
+        except OSError as exc:
+            os.close(lock_fd)
+            raise ConfigInvalid(f"{full}: cannot bind the socket: {exc.strerror}") from exc
+        except BaseException:
+            os.close(lock_fd)
+            raise
+    return BoundSocket(sock, full, lock_fd, inode)
+
+
+def adopt_socket(fd: int) -> BoundSocket:
+    """A listening Unix stream socket that was inherited; its path belongs to whoever made it."""
+    try:
+        sock = socket.socket(fileno=fd)
+        is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as exc:
+        raise ConfigInvalid(f"descriptor {fd} is not a socket: {exc.strerror}") from exc
+    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or not is_listening:
+        sock.detach()
+        raise ConfigInvalid(f"descriptor {fd} is not a listening Unix stream socket")
+    sock.setblocking(False)
+    return BoundSocket(sock, os.fsdecode(sock.getsockname()))
+
+
+def check_length(path: str) -> None:
+    """The limit is in bytes, not characters."""
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_PATH_BYTES:
+        raise ConfigInvalid(f"{path}: socket path has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}; shorten it")
+
+
+@contextlib.contextmanager
+def _opened_folder(folder: str) -> Iterator[int]:
+    """A descriptor of `folder`, checked. Symbolic links on the way are followed only if they are root's."""
+    names = [name for name in folder.split("/") if name]
+    fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for depth, name in enumerate(names, 1):
+            here = "/" + "/".join(names[:depth])
+            inner = _open_inside(fd, name, here, may_create=depth == len(names))
+            os.close(fd)
+            fd = inner
+        _check_folder(fd, folder)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_inside(fd: int, name: str, here: str, *, may_create: bool) -> int:
+    flags = os.O_DIRECTORY | os.O_CLOEXEC | os.O_PATH
+    try:
+        if may_create:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, DIRECTORY_MODE, dir_fd=fd)
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if not stat.S_ISLNK(status.st_mode):
+            return os.open(name, flags | os.O_NOFOLLOW, dir_fd=fd)
+        if status.st_uid != 0:
+            raise ConfigInvalid(f"{here} is a symbolic link that is not root's; give the socket's real path")
+        return os.open(name, flags, dir_fd=fd)
+    except OSError as exc:
+        raise ConfigInvalid(f"{here}: cannot use the folder of the socket: {exc.strerror}") from exc
+
+
+def _check_folder(fd: int, folder: str) -> None:
+    status = os.fstat(fd)
+    if status.st_uid not in {0, os.geteuid()}:
+        raise ConfigInvalid(f"{folder} belongs to uid {status.st_uid}; put the socket into a folder of your own")
+    if status.st_mode & 0o022:
+        raise ConfigInvalid(f"{folder} can be written by others; use a private folder (mode 0700) in it")
+
+
+def _lock(folder_fd: int, name: str, full: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(f"{name}.lock", flags, 0o600, dir_fd=folder_fd)
+    except OSError as exc:
+        raise ConfigInvalid(f"{full}.lock: cannot open the lock file: {exc.strerror}") from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        raise _already_running(full) from exc
+    return fd
+
+
+def _already_running(full: str) -> ConfigInvalid:
+    return ConfigInvalid(f"{full}: already running; stop the other daemon or choose another socket path")
+
+
+def _check_place(folder_fd: int, name: str, full: str) -> None:
+    """What stands at the path may only be a socket of ours that nobody listens on."""
+    try:
+        status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise ConfigInvalid(f"{full} exists and is not a socket; remove it or choose another path")
+    if status.st_uid != os.geteuid():
+        raise ConfigInvalid(f"{full} is a socket of uid {status.st_uid}; remove it or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(full) not in {errno.ECONNREFUSED, errno.ENOENT}:
+            raise _already_running(full)
+
+
+def _bind(folder_fd: int, name: str, group: int | None) -> tuple[socket.socket, int]:
+    temporary = f".edgeqwen-{secrets.token_hex(4)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(sock.fileno(), USER_MODE)
+        sock.bind(f"/proc/self/fd/{folder_fd}/{temporary}")
+        try:
+            if group is not None:
+                os.chown(temporary, -1, group, dir_fd=folder_fd, follow_symlinks=False)
+            os.chmod(temporary, USER_MODE if group is None else GROUP_MODE, dir_fd=folder_fd)
+            sock.listen(BACKLOG)
+            inode = os.stat(temporary, dir_fd=folder_fd, follow_symlinks=False).st_ino
+            os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder_fd)
+            raise
+    except BaseException:
+        sock.close()
+        raise
+    sock.setblocking(False)
+    return sock, inode

@@ -1,0 +1,113 @@
+"""The server of a Unix socket: accepts, counts connections, and hands each to a `Connection`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from edgeqwen.engine.inference import Inference
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.server.binding import BACKLOG, BoundSocket
+from edgeqwen.server.connection import Connection, HttpSession
+from edgeqwen.server.operations import Operations
+from edgeqwen.server.peers import Peer
+
+RETRY_MS: Final = 1000
+KEPT_FOR_ADMIN: Final = 1
+
+
+class SocketServer:
+    """Serves `eqp/1` and HTTP on bound sockets, for one engine.
+
+    `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end; it must
+    return at once. `close` waits until the connections are gone.
+    """
+
+    def __init__(
+        self,
+        inference: Inference,
+        *,
+        limits: WireLimits | None = None,
+        on_shutdown: Callable[[float], None],
+    ) -> None:
+        self.limits = limits or WireLimits()
+        self.inference = inference
+        self.operations = Operations(
+            inference, limits=self.limits, num_connections=lambda: len(self._connections), on_shutdown=on_shutdown
+        )
+        self._connections: set[Connection] = set()
+        self._per_uid: Counter[int] = Counter()
+        self._servers: list[asyncio.AbstractServer] = []
+        self._bound: list[BoundSocket] = []
+        self._gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<SocketServer [{len(self._connections)} connections | {len(self._bound)} sockets]>"
+
+    async def start(self, bound: BoundSocket) -> None:
+        """Accept connections of `bound`, which from now on belongs to the server."""
+        loop = asyncio.get_running_loop()
+        # Loops that know the parameter would otherwise remove a path, by a name that is not the one we bound it to.
+        knows = "cleanup_socket" in inspect.signature(loop.create_unix_server).parameters
+        options: dict[str, Any] = {"cleanup_socket": False} if knows else {}
+        server = await loop.create_unix_server(lambda: Connection(self), sock=bound.sock, backlog=BACKLOG, **options)
+        self._servers.append(server)
+        self._bound.append(bound)
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections and close those that owe nothing; work in flight goes on."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for bound in self._bound:
+            bound.close()
+        self._bound.clear()
+        for connection in tuple(self._connections):
+            connection.close_if_idle()
+
+    async def close(self, *, grace_s: float = 1.0) -> None:
+        """Stop accepting, give the connections `grace_s` to send what was written, cut off the rest."""
+        self.stop_accepting()
+        for connection in tuple(self._connections):
+            connection.close_if_idle()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._wait_until_empty()
+        except TimeoutError:
+            for connection in tuple(self._connections):
+                connection.abort()
+            await self._wait_until_empty()
+
+    async def _wait_until_empty(self) -> None:
+        while self._connections:
+            self._gone.clear()
+            await self._gone.wait()
+
+    # What a connection calls.
+
+    def admit(self, connection: Connection, peer: Peer) -> EdgeqwenError | None:
+        """Count in. One connection beyond the limits of everybody else is kept for root and the daemon's own user."""
+        kept = 0 if peer.is_admin else KEPT_FOR_ADMIN
+        if len(self._connections) >= self.limits.connections - kept:
+            return EdgeqwenError("too many connections", code="busy", retry_ms=RETRY_MS)
+        extra = KEPT_FOR_ADMIN if peer.is_admin else 0
+        if self._per_uid[peer.uid] >= self.limits.connections_per_uid + extra:
+            return EdgeqwenError("too many connections of this user", code="quota", retry_ms=RETRY_MS)
+        self._connections.add(connection)
+        self._per_uid[peer.uid] += 1
+        return None
+
+    def forget(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        self._per_uid[connection.peer.uid] -= 1
+        self._gone.set()
+
+    def open_http(self, transport: asyncio.Transport, peer: Peer) -> HttpSession:
+        """The HTTP side of a connection; the library behind it is imported when it is first needed."""
+        raise NotImplementedError

@@ -1,0 +1,211 @@
+"""What each operation of `eqp/1` does, whichever way it came in: as a line or as the body of an HTTP request."""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+import edgeqwen
+from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.engine.inference import Inference
+from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.protocol.answers import AnswerForm, Emit
+from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.protocol.messages import (
+    PROTOCOL_VERSION,
+    Cancel,
+    Chat,
+    Detokenize,
+    Generate,
+    Generation,
+    Health,
+    Hello,
+    Operation,
+    Ready,
+    RequestId,
+    Shutdown,
+    Stats,
+    Tokenize,
+)
+from edgeqwen.server.peers import Peer
+from edgeqwen.server.work import Work
+
+RETRY_MS: Final = 1000
+NUM_REMEMBERED: Final = 4096
+DRAIN_S: Final = 30.0
+MAX_CHOICES: Final = 8
+
+SAMPLING: Final = (
+    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "seed", "max_tokens", "min_tokens", "n", "logprobs", "top_logprobs", "ignore_eos", "deadline_ms",
+    "wait",
+)  # fmt: skip
+
+
+def generation_input(message: Generation) -> GenerationInput:
+    """What the engine reads of a `chat` or `generate`."""
+    members: dict[str, Any] = {name: getattr(message, name) for name in SAMPLING}
+    if message.stop is not None:
+        members["stop"] = (message.stop,) if isinstance(message.stop, str) else tuple(message.stop)
+    match message:
+        case Chat():
+            members |= {"messages": message.turns(), "tools": tuple(message.tools or ()), "think": message.think}
+        case Generate():
+            if (message.prompt is None) == (message.tokens is None):
+                raise BadRequest("give either prompt or tokens", field="prompt")
+            tokens = None if message.tokens is None else tuple(message.tokens)
+            members |= {"prompt": message.prompt, "tokens": tokens, "echo": message.echo}
+    return GenerationInput(**members)
+
+
+class Operations:
+    """Serves the operations. `num_connections` counts open connections, `on_shutdown(drain_s)` begins the end."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        *,
+        limits: WireLimits,
+        num_connections: Callable[[], int],
+        on_shutdown: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inference = inference
+        self._limits = limits
+        self._num_connections = num_connections
+        self._on_shutdown = on_shutdown
+        self._clock = clock
+        self._started_at = clock()
+        self._owners: OrderedDict[str, str] = OrderedDict()  # rid to owner, of the last ones
+
+    def start(self, message: Generation, peer: Peer, *, emit: Emit, is_writable: Callable[[], bool]) -> Work:
+        """Make the work of a generation, not yet started. Raises `BadRequest`."""
+        num_choices = message.n if message.n is not None and 1 <= message.n <= MAX_CHOICES else 1
+        form = AnswerForm(
+            is_stream=message.stream,
+            is_verbose=message.verbose,
+            num_choices=num_choices,
+            frame_bytes=self._limits.frame_bytes,
+            reply_bytes=self._limits.reply_bytes,
+        )
+        return Work(
+            self._inference,
+            generation_input(message),
+            form,
+            owner=peer.owner,
+            emit=emit,
+            is_writable=is_writable,
+            on_accepted=lambda rid: self.remember(rid, peer.owner),
+        )
+
+    def remember(self, rid: str, owner: str) -> None:
+        """Keep whose generation `rid` is, so that cancelling it after its end is no error."""
+        self._owners[rid] = owner
+        if len(self._owners) > NUM_REMEMBERED:
+            self._owners.popitem(last=False)
+
+    def answer(self, message: Operation, peer: Peer, *, cancel_id: Callable[[RequestId], int]) -> dict[str, Any]:
+        """The final frame of an operation that needs no waiting; `cancel_id` ends work of the caller's connection."""
+        match message:
+            case Hello():
+                return self._hello()
+            case Health():
+                return self._health()
+            case Ready():
+                return self._ready()
+            case Stats():
+                return self._stats()
+            case Cancel():
+                return {"cancelled": self._cancel(message, peer, cancel_id)}
+            case Shutdown():
+                return self._shutdown(message, peer)
+        raise AssertionError(f"{type(message).__name__} is not answered at once")
+
+    async def answer_later(self, message: Tokenize | Detokenize) -> dict[str, Any]:
+        """The final frame of an operation that the text thread works on."""
+        if isinstance(message, Tokenize):
+            tokens = await self._inference.tokenize(message.text, special=message.special)
+            return {"tokens": list(tokens), "n": len(tokens)}
+        data = await self._inference.detokenize(message.tokens)
+        try:
+            return {"text": data.decode("utf-8")}
+        except UnicodeDecodeError:
+            return {"b64": base64.b64encode(data).decode("ascii")}
+
+    def _hello(self) -> dict[str, Any]:
+        limits = self._limits
+        return {
+            "proto": [PROTOCOL_VERSION],
+            "server": f"edgeqwen/{edgeqwen.__version__}",
+            "features": ["http"],
+            "limits": {
+                "line": limits.line_bytes,
+                "frame": limits.frame_bytes,
+                "reply": limits.reply_bytes,
+                "nesting": limits.nesting,
+                "inflight": limits.inflight,
+                "connections": limits.connections,
+                "connections_per_uid": limits.connections_per_uid,
+            },
+        }
+
+    def _health(self) -> dict[str, Any]:
+        members: dict[str, Any] = {"ok": True, "state": self._inference.state}
+        if self._inference.state == "loading":
+            members["progress"] = round(self._inference.progress, 3)
+        return members
+
+    def _ready(self) -> dict[str, Any]:
+        match self._inference.state:
+            case "ready":
+                return {"ok": True, "model": self._inference.model_name, "quant": self._inference.quant}
+            case "loading":
+                raise EdgeqwenError("model loading", code="loading", retry_ms=RETRY_MS)
+            case "draining":
+                raise EdgeqwenError("the daemon is shutting down", code="draining")
+        raise EdgeqwenError("the model could not be loaded", code="engine")
+
+    def _stats(self) -> dict[str, Any]:
+        stats = self._inference.stats()
+        return {
+            "uptime_s": int(self._clock() - self._started_at),
+            "conns": self._num_connections(),
+            "running": stats.running,
+            "queued": stats.queued,
+            "sessions": 0,
+            "kv_bytes": stats.kv_bytes,
+            "rss_bytes": resident_bytes(),
+            "tok_s": dict(stats.tok_s),
+            "totals": dict(stats.totals),
+        }
+
+    def _cancel(self, message: Cancel, peer: Peer, cancel_id: Callable[[RequestId], int]) -> int:
+        if (message.target is None) == (message.rid is None):
+            raise BadRequest("give either target or rid", field="target")
+        if message.target is not None:
+            return cancel_id(message.target)
+        assert message.rid is not None
+        owner = self._owners.get(message.rid)
+        if owner is None or not (peer.is_admin or owner == peer.owner):
+            raise EdgeqwenError("no such request", code="not_found", field="rid")
+        return self._inference.cancel(message.rid, owner=None if peer.is_admin else peer.owner)
+
+    def _shutdown(self, message: Shutdown, peer: Peer) -> dict[str, Any]:
+        if not peer.is_admin:
+            raise EdgeqwenError("only root and the daemon's own user may stop it", code="forbidden")
+        drain_s = DRAIN_S if message.drain_s is None else message.drain_s
+        if not 0 <= drain_s <= 86_400:
+            raise BadRequest("drain_s must be from 0 to 86400", field="drain_s")
+        stats = self._inference.stats()
+        self._on_shutdown(drain_s)
+        return {"draining": stats.running + stats.queued}
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process (proc(5), statm: the second number, in pages)."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

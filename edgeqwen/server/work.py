@@ -1,0 +1,88 @@
+"""One generation that a client asked for, from submission to its final frame."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from edgeqwen.core.request import Done, Event, FinishReason, Timings, Usage
+from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.engine.inference import Generation, Inference
+from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.protocol.answers import Answer, AnswerForm, Emit
+from edgeqwen.protocol.replies import error_members
+
+log = logging.getLogger(__name__)
+
+
+class Work:
+    """Submits on `start`, emits frames, and ends with exactly one final frame. `cancel` works at any time."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        given: GenerationInput,
+        form: AnswerForm,
+        *,
+        owner: str,
+        emit: Emit,
+        is_writable: Callable[[], bool],
+        on_accepted: Callable[[str], None],
+    ) -> None:
+        self._inference = inference
+        self._given = given
+        self._owner = owner
+        self._emit = emit
+        self._on_accepted = on_accepted
+        self._answer = Answer(form, emit=emit, is_writable=is_writable, stop=self.cancel)
+        self._num_choices = form.num_choices
+        self._generation: Generation | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        assert self._task is None
+        self._task = asyncio.get_running_loop().create_task(self._submit())
+
+    def cancel(self) -> None:
+        """Ask for the end; the final frame says `cancelled` unless the generation ended before."""
+        if self._generation is not None:
+            self._generation.cancel()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def pump(self) -> None:
+        """Go on emitting: the client reads again."""
+        self._answer.pump()
+
+    def _on_event(self, event: Event) -> None:
+        self._answer.push(event)
+
+    async def _submit(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        try:
+            generation = await self._inference.submit(self._given, owner=self._owner, sink=self._on_event)
+        except EdgeqwenError as exc:
+            self._refuse(exc)
+            return
+        except asyncio.CancelledError:
+            # Only `cancel` does this, and the engine has no request then.
+            waited_ms = round(1000 * (loop.time() - began_at))
+            ms = Timings(waited_ms, waited_ms, waited_ms)
+            finishes: list[FinishReason] = ["cancelled"] * self._num_choices
+            self._answer.push(Done("", tuple(finishes), Usage(0, 0, 0), ms))
+            return
+        except Exception as exc:
+            # The client must get its final frame whatever went wrong; the text of a foreign error may hold its prompt.
+            log.error("a request could not be submitted: %s", type(exc).__name__)
+            self._refuse(RuntimeFailed("internal error while the request was prepared"))
+            return
+        self._generation = generation
+        self._on_accepted(generation.rid)
+        self._answer.set_resolved(generation.params, generation.prompt_ids)
+
+    def _refuse(self, error: EdgeqwenError) -> None:
+        members: dict[str, Any] = error_members(error)
+        self._emit(members, True)
