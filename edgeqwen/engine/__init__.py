@@ -1,0 +1,1 @@
+"""The engine: plan, run on the engine thread, commit, turn tokens into text, retire. Knows nothing of sockets."""

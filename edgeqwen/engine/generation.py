@@ -1,0 +1,51 @@
+"""What a front hands to the engine, before templates, tokens and defaults: `GenerationInput`.
+
+Every field is optional and None means "not given"; ranges are checked in one place (`engine.resolve`), whichever front
+the input came through, and an error names the field as the socket protocol spells it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from edgeqwen.core.request import Event
+
+Sink: TypeAlias = Callable[[Event], None]
+"""Receives a request's events on the event loop, in order; must not block or raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationInput:
+    """Exactly one of `messages` (chat), `prompt` and `tokens` (generate, no template) is given.
+
+    `messages` are mappings with `role` and `content` (str) and, for assistants, `reasoning_content` and `tool_calls`.
+    `template_kwargs` are further scalars for the template.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | None = None
+    tokens: tuple[int, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    think: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] | None = None
+    n: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    ignore_eos: bool | None = None
+    echo: bool | None = None
+    deadline_ms: int | None = None
+    wait: bool | None = None

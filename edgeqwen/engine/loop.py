@@ -1,0 +1,147 @@
+"""The engine's loop: plan, run the step on the engine thread, commit, deliver; then the next.
+
+Decisions are made on the event loop, synchronously; the step is computed and its tokens are drawn on the engine thread.
+While a step runs, requests may come, be cancelled or run out of time: the scheduler marks them for the next plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from edgeqwen.core.step import Batch, Logits, Runtime
+from edgeqwen.engine.record import Records
+from edgeqwen.engine.stats import Rate
+from edgeqwen.engine.worker import EngineThread
+from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.sampling import Sampled, Sampler
+from edgeqwen.scheduler import Scheduler, StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step gave, chunk by chunk: a draw, an error of that row, or None where no logits were asked for."""
+
+    draws: tuple[Sampled | EdgeqwenError | None, ...]
+    duration_s: float
+
+
+class StepLoop:
+    """Drives one runtime. `run` ends after `close`, never inside a step."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        thread: EngineThread,
+        *,
+        scheduler: Scheduler,
+        records: Records,
+        clock: Callable[[], float],
+    ) -> None:
+        self._runtime = runtime
+        self._thread = thread
+        self._scheduler = scheduler
+        self._records = records
+        self._clock = clock
+        self._work = asyncio.Event()
+        self._is_closing = False
+        self.prefill_rate = Rate()
+        self.decode_rate = Rate()
+
+    def wake(self) -> None:
+        """There may be something to do: a request came, or a slot was freed."""
+        self._work.set()
+
+    def close(self) -> None:
+        """Let `run` return once the step that runs is over."""
+        self._is_closing = True
+        self._work.set()
+
+    async def run(self) -> None:
+        """Step after step until closed; sleeps while there is nothing to compute."""
+        while not self._is_closing:
+            now = self._clock()
+            self._records.deliver(self._scheduler.expire(now), now)
+            plan = self._scheduler.plan(now)
+            releases = self._scheduler.take_releases()
+            if plan is not None:
+                await self._step(plan, releases, now)
+            elif releases:
+                await self._release(releases)
+            else:
+                self._work.clear()
+                await self._work.wait()
+
+    async def _step(self, plan: StepPlan, releases: tuple[int, ...], now: float) -> None:
+        records = [self._records[rid] for rid, _ in plan.sequences]
+        for record in records:
+            record.note_scheduled(now)
+        samplers = [rec.sampler(choice) for rec, (_, choice) in zip(records, plan.sequences, strict=True)]
+        job = _Step(self._runtime, plan.batch, samplers, releases, self._clock)
+        try:
+            outcome = await self._thread.run(job)
+        except EdgeqwenError as error:
+            self._fail(plan, error)
+        except Exception as error:
+            # Whatever a runtime raises, only the requests of its step may end with it. The text of a foreign error may
+            # hold anything, so the client gets its type and the log the rest.
+            logger.exception("a step failed")
+            self._fail(plan, RuntimeFailed(f"the runtime failed in a step ({type(error).__name__})"))
+        else:
+            self._commit(plan, outcome)
+
+    def _fail(self, plan: StepPlan, error: EdgeqwenError) -> None:
+        now = self._clock()
+        self._records.deliver(self._scheduler.fail(plan, error, now=now), now)
+
+    def _commit(self, plan: StepPlan, outcome: StepOutcome) -> None:
+        now = self._clock()
+        tokens = [draw.token if isinstance(draw, Sampled) else draw for draw in outcome.draws]
+        events = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now)
+        rate = self.prefill_rate if plan.is_prefill else self.decode_rate
+        rate.add(sum(len(chunk.ids) for chunk in plan.batch.chunks), outcome.duration_s)
+        self._records.deliver(events, now, [draw if isinstance(draw, Sampled) else None for draw in outcome.draws])
+
+    async def _release(self, releases: tuple[int, ...]) -> None:
+        try:
+            await self._thread.run(lambda: _release(self._runtime, releases))
+        except Exception:  # nothing waits for this, and the next use of the slot overwrites what it holds
+            logger.exception("slots could not be released")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The job of the engine thread: release, compute, draw."""
+
+    runtime: Runtime
+    batch: Batch
+    samplers: Sequence[Sampler]
+    releases: tuple[int, ...]
+    clock: Callable[[], float]
+
+    def __call__(self) -> StepOutcome:
+        _release(self.runtime, self.releases)
+        started_at = self.clock()
+        result = self.runtime.step(self.batch)
+        duration_s = self.clock() - started_at
+        draws = [
+            _draw(sampler, rows[-1]) if len(rows) else None
+            for sampler, rows in zip(self.samplers, result.logits, strict=True)
+        ]
+        return StepOutcome(tuple(draws), duration_s)
+
+
+def _draw(sampler: Sampler, row: Logits) -> Sampled | EdgeqwenError:
+    try:
+        return sampler.sample(row)
+    except RuntimeFailed as error:  # of this row alone; the others of the step are sound
+        return error
+
+
+def _release(runtime: Runtime, slots: tuple[int, ...]) -> None:
+    for slot in slots:
+        runtime.release(slot)

@@ -1,0 +1,86 @@
+"""The text thread: templates, tokenizer and detokenizer work here, so that the longest prompt never stops the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.engine.resolve import PromptFacts, check_ids
+from edgeqwen.engine.settings import ModelFiles
+from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.text import PromptBuilder
+
+T = TypeVar("T")
+
+
+class TextThread:
+    """One thread for all text; jobs run in order of arrival. Methods may raise what `text` raises."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self._tokenizer = files.tokenizer
+        self._builder = None if files.template is None else PromptBuilder(files.tokenizer, files.template)
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._closed = asyncio.Event()
+
+    async def prompt(self, given: GenerationInput) -> PromptFacts:
+        """The tokens of a checked input's prompt."""
+        return await self._run(lambda: self._prompt(given))
+
+    def _prompt(self, given: GenerationInput) -> PromptFacts:
+        if given.messages is not None:
+            assert self._builder is not None
+            built = self._builder.build(
+                given.messages, tools=given.tools, think=given.think, template_kwargs=given.template_kwargs
+            )
+            return PromptFacts(built.ids, built.splits_reasoning, built.starts_in_reasoning)
+        if given.tokens is not None:
+            return PromptFacts(tuple(given.tokens))
+        assert given.prompt is not None
+        # A raw prompt is the caller's own template: the model's markers in it mean what they say.
+        ids = tuple(self._tokenizer.encode(given.prompt, special=True))
+        if not ids:
+            raise BadRequest("prompt has no tokens", field="prompt")
+        return PromptFacts(ids)
+
+    async def prompt_text(self, given: GenerationInput) -> str:
+        """The text of a `generate` prompt, for `echo`."""
+        if given.prompt is not None:
+            return given.prompt
+        data = await self.detokenize(given.tokens or ())
+        return data.decode("utf-8", "replace")
+
+    async def tokenize(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of `text`; markers in it become their own ids only if `special`."""
+        return await self._run(lambda: self._tokenizer.encode(text, special=special))
+
+    async def detokenize(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of `tokens`, markers included. Raises `BadRequest` for ids without a text."""
+        return await self._run(lambda: self._detokenize(tokens))
+
+    def _detokenize(self, tokens: Sequence[int]) -> bytes:
+        check_ids(tokens, self._tokenizer.num_tokens)
+        return self._tokenizer.decode_bytes(tokens, skip_special=False)
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        if self._closed.is_set():
+            raise EdgeqwenError("the daemon is shutting down", code="draining")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, job)
+        except asyncio.CancelledError:
+            if self._closed.is_set() and not is_being_cancelled():
+                raise EdgeqwenError("the daemon is shutting down", code="draining") from None
+            raise
+
+    def close(self) -> None:
+        """Drop what waits (`draining`); a job that runs is left to end by itself."""
+        self._closed.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def is_being_cancelled() -> bool:
+    """The running task was itself cancelled, not just what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

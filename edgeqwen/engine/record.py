@@ -1,0 +1,216 @@
+"""A request while it lives: its samplers, its text, its events, its end. And the table of those that live.
+
+The table turns the scheduler's events into the client's. Every record leaves it through `_retire`, with the one
+terminal event that its request gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from edgeqwen.core.request import (
+    Delta,
+    Done,
+    Event,
+    Failed,
+    FinishReason,
+    Request,
+    Started,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.settings import ModelFiles
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.sampling import Sampled, Sampler
+from edgeqwen.scheduler import RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, TokenDrawn
+from edgeqwen.text import TextDelta, TextStream, Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class _Choice:
+    """One answer of a request. The engine thread uses `sampler`, the event loop the rest."""
+
+    def __init__(self, request: Request, index: int, *, files: ModelFiles, num_tokens: int) -> None:
+        self.sampler = Sampler(request, choice=index, num_tokens=num_tokens, eos_token_ids=files.eos_token_ids)
+        self.stream = TextStream(
+            files.tokenizer,
+            stop=request.stop,
+            splits_reasoning=request.splits_reasoning,
+            starts_in_reasoning=request.starts_in_reasoning,
+            min_tokens=request.min_tokens,
+        )
+        self.is_reasoning = request.splits_reasoning and request.starts_in_reasoning
+        self.is_stopped = False
+        self.finish: FinishReason | None = None
+
+
+class Record:
+    """One accepted request."""
+
+    def __init__(self, request: Request, sink: Sink, *, files: ModelFiles, num_tokens: int) -> None:
+        self.request = request
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_broken = False
+        self._sink = sink
+        self._tokenizer: Tokenizer = files.tokenizer
+        self._choices = [_Choice(request, i, files=files, num_tokens=num_tokens) for i in range(request.n)]
+        self._num_generated = 0
+        self._num_reasoning = 0
+        self._scheduled_at: float | None = None
+        self._first_token_at: float | None = None
+
+    def sampler(self, choice: int) -> Sampler:
+        """The sampler of a choice, for the engine thread."""
+        return self._choices[choice].sampler
+
+    def emit(self, event: Event) -> None:
+        """Hand an event to the front. If that raises, its request is cancelled, and no other suffers."""
+        try:
+            self._sink(event)
+        except Exception:
+            logger.exception("the receiver of request %s failed", self.request.rid)
+            self.is_broken = True
+            self._sink = _ignore
+
+    def note_scheduled(self, now: float) -> None:
+        """A step of the request starts."""
+        if self._scheduled_at is None:
+            self._scheduled_at = now
+
+    def take(self, event: TokenDrawn, sampled: Sampled, now: float) -> bool:
+        """Take in a token and emit the text that it completes; True if that completes a stop string."""
+        if self._first_token_at is None:
+            self._first_token_at = now
+        self._num_generated += 1
+        choice = self._choices[event.choice]
+        logprob = self._logprob(sampled)
+        if event.is_end:
+            self._num_reasoning += choice.is_reasoning
+            if logprob is not None:
+                self.emit(Delta(event.choice, "reasoning" if choice.is_reasoning else "content", "", (logprob,)))
+            return False
+        step = choice.stream.push(event.token, logprob)
+        self._num_reasoning += step.is_reasoning
+        choice.is_reasoning = step.is_reasoning
+        choice.is_stopped = step.is_stopped
+        self._emit_text(event.choice, step.deltas)
+        return step.is_stopped
+
+    def end(self, index: int, reason: FinishReason) -> None:
+        """A choice has ended: emit what was held back. A completed stop string wins over the budget's end."""
+        choice = self._choices[index]
+        assert choice.finish is None, f"choice {index} of {self.request.rid} ended twice"
+        self._emit_text(index, choice.stream.finish())
+        choice.finish = "stop" if choice.is_stopped and reason == "length" else reason
+
+    @property
+    def is_over(self) -> bool:
+        return all(choice.finish is not None for choice in self._choices)
+
+    def done(self, now: float) -> Done:
+        """The terminal event of a request whose choices have all ended. What never came counts as coming at the end."""
+        arrived_at = self.request.arrived_at
+        usage = Usage(len(self.request.prompt_ids), 0, self._num_generated, self._num_reasoning)
+        timings = Timings(
+            queue=_ms(arrived_at, now if self._scheduled_at is None else self._scheduled_at),
+            ttft=_ms(arrived_at, now if self._first_token_at is None else self._first_token_at),
+            total=_ms(arrived_at, now),
+        )
+        finishes = tuple(choice.finish for choice in self._choices if choice.finish is not None)
+        return Done(self.request.rid, finishes, usage, timings)
+
+    def _emit_text(self, choice: int, deltas: Iterable[TextDelta]) -> None:
+        for channel, text, logprobs in deltas:
+            self.emit(Delta(choice, channel, text, logprobs))
+
+    def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
+        if sampled.logprob is None:
+            return None
+        text = self._tokenizer.token_bytes(sampled.token).decode("utf-8", "replace")
+        return TokenLogprob(sampled.token, text, sampled.logprob, sampled.top)
+
+
+class Records:
+    """The requests that live, by rid. `on_retired` is called after each that leaves."""
+
+    def __init__(self, scheduler: Scheduler, *, on_retired: Callable[[], None]) -> None:
+        self._scheduler = scheduler
+        self._on_retired = on_retired
+        self._records: dict[str, Record] = {}
+        self.num_accepted = 0
+        self.num_failed = 0
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._records
+
+    def __getitem__(self, rid: str) -> Record:
+        return self._records[rid]
+
+    def get(self, rid: str) -> Record | None:
+        """The record, if the request lives."""
+        return self._records.get(rid)
+
+    def rids(self) -> tuple[str, ...]:
+        """Requests that live, oldest first."""
+        return tuple(self._records)
+
+    def add(self, record: Record, *, num_before: int) -> None:
+        """Accept a request that the scheduler has taken, and say so to its front."""
+        request = record.request
+        self._records[request.rid] = record
+        self.num_accepted += 1
+        record.emit(Started(request.rid, num_before, len(request.prompt_ids)))
+
+    def deliver(self, events: Iterable[SchedulerEvent], now: float, sampled: Sequence[Sampled | None] = ()) -> None:
+        """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what the step drew."""
+        queue = deque(events)
+        while queue:
+            event = queue.popleft()
+            record = self._records[event.rid]
+            match event:
+                case TokenDrawn():
+                    draw = sampled[event.chunk]
+                    assert draw is not None
+                    self.num_tokens += 1
+                    if record.take(event, draw, now):
+                        queue.extend(self._scheduler.stop(event.rid, event.choice, now=now))
+                case SequenceEnded():
+                    record.end(event.choice, event.reason)
+                    if record.is_over:
+                        self._retire(record, record.done(now))
+                case RequestFailed():
+                    self._retire(record, Failed(event.rid, event.error))
+            if record.is_broken:
+                queue.extend(self._scheduler.cancel(event.rid, now=now))
+
+    def fail_all(self, error: EdgeqwenError) -> None:
+        """End every request with `error`, whatever the scheduler thinks of it."""
+        for record in tuple(self._records.values()):
+            self._retire(record, Failed(record.request.rid, error))
+
+    def _retire(self, record: Record, last: Done | Failed) -> None:
+        """The one way out: the record is forgotten, its timer stopped, and its terminal event emitted."""
+        del self._records[record.request.rid]
+        if record.timer is not None:
+            record.timer.cancel()
+        self.num_failed += isinstance(last, Failed)
+        record.emit(last)
+        self._on_retired()
+
+
+def _ignore(event: Event) -> None:
+    """Receives the events of a request whose front has failed."""
+
+
+def _ms(start: float, stop: float) -> int:
+    return round(1000 * max(0.0, stop - start))

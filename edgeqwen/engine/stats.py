@@ -1,0 +1,42 @@
+"""What the engine counts about itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_MEMORY_S = 10.0
+
+
+class Rate:
+    """Tokens a second over the last ten or so seconds of work; idle time does not count."""
+
+    def __init__(self) -> None:
+        self._num_tokens = 0.0
+        self._duration_s = 0.0
+
+    def add(self, num_tokens: int, duration_s: float) -> None:
+        """`num_tokens` took `duration_s`."""
+        fade = math.exp(-duration_s / _MEMORY_S)
+        self._num_tokens = self._num_tokens * fade + num_tokens
+        self._duration_s = self._duration_s * fade + duration_s
+
+    @property
+    def per_s(self) -> float:
+        return self._num_tokens / self._duration_s if self._duration_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A snapshot. `queued` counts the requests that have not had a step, those being tokenised included.
+
+    `tok_s`: `prefill` and `decode`, tokens a second while the engine was at it, 0 before the first step. `totals` since
+    the start: `requests` accepted, `errors` (requests that failed after they were accepted), `tokens` generated.
+    """
+
+    running: int
+    queued: int
+    kv_bytes: int
+    tok_s: Mapping[str, float]
+    totals: Mapping[str, int]
