@@ -1,0 +1,82 @@
+"""What a model is: its shape (`ModelSpec`) and the record of a package (`Manifest`, the file `model.json`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Family = Literal["qwen3", "qwen2", "llama"]
+Quant = Literal["fp32", "int8", "int4"]
+WeightForm = Literal["signed", "unsigned"]
+
+FORMAT_VERSION = 1
+
+
+class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rotary scaling of type llama3 or linear (factors as in transformers' `modeling_rope_utils`)."""
+
+    rope_type: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shape of a decoder of the family, independent of how it is stored.
+
+    `vocab_size` counts the rows of the output matrix; `num_tokens` the ids that have a text (ids from `num_tokens` up
+    to `vocab_size` are padding: never sampled, refused in input). `eos_token_ids` ends an answer.
+    """
+
+    family: Family
+    vocab_size: int
+    num_tokens: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+    rope_scaling: RopeScaling | None = None
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+
+    @property
+    def kv_floats_per_token(self) -> int:
+        """Elements of key and value cache that one token takes, all layers together."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file."""
+
+    kind: Literal["hub", "modelscope", "safetensors", "gguf", "package"]
+    id: str
+    revision: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`model.json`: all that a package says of itself.
+
+    `digests` maps each file of the package to `sha256:<hex>`, sizes stand in `sizes` (bytes). `notes` says in words
+    what was filled in or changed at import (a missing template, re-quantised tensors).
+    """
+
+    name: str
+    spec: ModelSpec
+    quant: Quant
+    target: Literal["any", "vnni", "arm"]
+    weight_form: WeightForm
+    source: Source
+    builder_version: str
+    sizes: dict[str, int]
+    digests: dict[str, str]
+    notes: tuple[str, ...] = ()
+    format_version: int = FORMAT_VERSION

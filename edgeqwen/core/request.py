@@ -1,0 +1,133 @@
+"""What a client asks for (`SamplingParams`, `Request`) and what it gets (`Event` and its kinds)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from edgeqwen.errors import EdgeqwenError
+
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline"]
+Channel: TypeAlias = Literal["content", "reasoning"]
+
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn; every value is resolved (request over configuration over the model's file).
+
+    `temperature` below `GREEDY_BELOW` is greedy; `top_k` 0 is off; `seed` makes a choice's draws reproducible.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation, tokenised and validated: `prompt_ids` is not empty and leaves room for `max_tokens`.
+
+    `owner` is who asked (a uid as text, or `tcp`). `splits_reasoning` and `starts_in_reasoning` say whether the thought
+    is told from the content and in which of the two the first generated token stands. `deadline_at` is on the engine's
+    clock (seconds). `logprobs` is None when not wanted, else the number of alternatives (0 to 20).
+    """
+
+    rid: str
+    owner: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    min_tokens: int = 0
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    splits_reasoning: bool = False
+    starts_in_reasoning: bool = False
+    deadline_at: float = float("inf")
+    arrived_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a generated token and of the likeliest alternatives (natural log, of the unpenalised
+    logits).
+    """
+
+    token: int
+    text: str
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens: `prompt` all of the prompt, `cached` those not computed, `completion` generated (`reasoning` of them
+    thought).
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    reasoning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Milliseconds from arrival: until first scheduled, until the first token, until the end."""
+
+    queue: int
+    ttft: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was accepted; `queue` requests stand before it."""
+
+    rid: str
+    queue: int
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of text of one choice. Whole code points only; may be empty when it carries logprobs alone."""
+
+    choice: int
+    channel: Channel
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Terminal: every choice has ended. `finishes` holds one reason a choice."""
+
+    rid: str
+    finishes: tuple[FinishReason, ...]
+    usage: Usage
+    ms: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Terminal: the request ended with an error."""
+
+    rid: str
+    error: EdgeqwenError = field(compare=False)
+
+
+Event: TypeAlias = Started | Delta | Done | Failed

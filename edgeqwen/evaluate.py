@@ -1,0 +1,238 @@
+"""Quality as a number: how far a package's predictions are from another's over the same text.
+
+For each position of a text both packages give a distribution over the next token. Reported are the Kullback-Leibler
+divergence D(reference || candidate) in nats (mean and 99th percentile), how often the likeliest token is the same, both
+perplexities, and the *gap*: the largest difference between the reference's two best logits at which the candidate still
+preferred another token; above it, greedy output of the two is the same on this text.
+
+Texts are taken in windows of `WINDOW` tokens, each from an empty cache. Logits are compared chunk by chunk, so a
+large vocabulary costs no memory. The built-in texts are of this project's own writing: English and code count towards
+the bars, Chinese is reported beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeqwen.core.package import Package, open_package
+from edgeqwen.core.step import Batch, Chunk, Runtime
+from edgeqwen.errors import BadRequest, CannotWrite, ModelInvalid, ModelMissing
+from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.text import Tokenizer
+
+WINDOW: Final = 1024
+CHUNK: Final = 128
+BUILT_IN: Final = ("english", "code", "chinese")
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One text's figures; those that need a reference are None without one. Divergences in nats, gap in logits."""
+
+    text: str
+    tokens: int
+    perplexity: float
+    reference_perplexity: float | None = None
+    kl_mean: float | None = None
+    kl_p99: float | None = None
+    top1_agreement: float | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """Scores for each text; `counted` pools English and code (or all of a text given)."""
+
+    package: str
+    quant: str
+    against: str | None
+    scores: tuple[Score, ...]
+    counted: Score
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return msgspec.json.encode(asdict(self)).decode()
+
+    def to_text(self) -> str:
+        """A small table for people."""
+        lines = [f"{self.package} ({self.quant})" + (f" against {self.against}" if self.against else "")]
+        lines.append(
+            f"{'text':<10}{'tokens':>8}{'ppl':>9}{'ref ppl':>9}{'KL mean':>9}{'KL p99':>9}{'top-1':>8}{'gap':>8}"
+        )
+        lines.extend(_row(score) for score in (*self.scores, self.counted))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """Per-position figures of one text, joined at the end (`kl`, `agrees`, `gaps` are empty without a reference)."""
+
+    losses: Doubles
+    reference_losses: Doubles
+    kl: Doubles
+    agrees: NDArray[np.bool_]
+    gaps: Doubles
+
+
+def evaluate(
+    path: Path, *, text_path: Path | None = None, against: Path | None = None, num_threads: int = 1
+) -> EvalReport:
+    """Score the package at `path` on a text (default: the built-in ones), against another package if given."""
+    package = open_package(path)
+    reference = open_package(against) if against else None
+    if reference and reference.manifest.spec.vocab_size != package.manifest.spec.vocab_size:
+        raise ModelInvalid(f"{against}: its vocabulary differs from that of {path}; compare packages of one model")
+    tokenizer = Tokenizer.from_file(package.tokenizer_path)
+    texts = {text_path.name: _read_text(text_path)} if text_path else built_in_texts()
+    runtimes = [_load(each, num_threads) for each in (package, reference) if each]
+    try:
+        samples = {name: _measure(runtimes, tokenizer.encode(text, special=False)) for name, text in texts.items()}
+    finally:
+        for runtime in runtimes:
+            runtime.close()
+    scores = tuple(_score(name, [sample]) for name, sample in samples.items())
+    counted = _score("counted", [sample for name, sample in samples.items() if name != "chinese"])
+    return EvalReport(package.manifest.name, package.manifest.quant, str(against) if against else None, scores, counted)
+
+
+def write_logits(path: Path, *, ids_path: Path, out: Path, num_threads: int = 1) -> int:
+    """Write float32 logits `[tokens, vocabulary]` of the ids in a .npy file (one dimension); returns the token
+    count.
+    """
+    package = open_package(path)
+    ids = _read_ids(ids_path, package.manifest.spec.vocab_size)
+    runtime = _load(package, num_threads, capacity=len(ids))
+    try:
+        shape = (len(ids), package.manifest.spec.vocab_size)
+        target = np.lib.format.open_memmap(out, mode="w+", dtype=np.float32, shape=shape)
+        for start, logits in _chunks(runtime, ids):
+            target[start : start + len(logits)] = logits
+        target.flush()
+    except OSError as error:
+        raise CannotWrite(f"{out}: {error.strerror or error}") from error
+    finally:
+        runtime.close()
+    return len(ids)
+
+
+def built_in_texts() -> dict[str, str]:
+    """The texts that the package carries, by name."""
+    folder = resources.files("edgeqwen.data") / "evaluation"
+    return {name: (folder / f"{name}.txt").read_text(encoding="utf-8") for name in BUILT_IN}
+
+
+def _load(package: Package, num_threads: int, *, capacity: int = WINDOW) -> OnnxRuntime:
+    longest = package.manifest.spec.max_position
+    if capacity > longest and capacity != WINDOW:
+        raise BadRequest(f"{capacity} ids are more than the model's {longest} positions", field="ids")
+    return OnnxRuntime.load(package, OnnxOptions(num_slots=1, capacity=min(capacity, longest), num_threads=num_threads))
+
+
+def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """(start, logits) for consecutive chunks of one sequence, from an empty slot on."""
+    for start in range(0, len(ids), CHUNK):
+        piece = tuple(ids[start : start + CHUNK])
+        yield start, runtime.step(Batch((Chunk(0, start, piece, len(piece)),))).logits[0]
+    runtime.release(0)
+
+
+def _measure(runtimes: Sequence[Runtime], ids: Sequence[int]) -> _Samples:
+    if len(ids) < 2:
+        raise BadRequest("the text is too short: it needs at least two tokens", field="text")
+    window = min(WINDOW, runtimes[0].spec.capacity)
+    parts: list[_Samples] = []
+    for start in range(0, len(ids), window):
+        piece = ids[start : start + window]
+        streams = zip(*(_chunks(runtime, piece) for runtime in runtimes), strict=True)
+        for pairs in streams:
+            offset = pairs[0][0]
+            parts.append(_compare([logits for _, logits in pairs], np.asarray(piece[offset + 1 :])))
+    return _join(parts)
+
+
+def _compare(logits: Sequence[NDArray[np.float32]], following: NDArray[np.int64]) -> _Samples:
+    """Figures of one chunk; `logits[0]` is the candidate's, `[1]` the reference's; `following` the true next tokens."""
+    candidate = _log_softmax(logits[0])
+    known = min(len(candidate), len(following))
+    rows = np.arange(known)
+    losses = -candidate[rows, following[:known]]
+    if len(logits) == 1:
+        empty = np.empty(0)
+        return _Samples(losses, empty, empty, np.empty(0, bool), empty)
+    reference = _log_softmax(logits[1])
+    kl = (np.exp(reference) * (reference - candidate)).sum(axis=1)
+    agrees = candidate.argmax(axis=1) == reference.argmax(axis=1)
+    best = np.partition(reference, -2, axis=1)[:, -2:]
+    return _Samples(losses, -reference[rows, following[:known]], kl, agrees, (best[:, 1] - best[:, 0])[~agrees])
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> Doubles:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _join(parts: Sequence[_Samples]) -> _Samples:
+    return _Samples(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in _Samples.__dataclass_fields__)
+    )
+
+
+def _score(name: str, samples: Sequence[_Samples]) -> Score:
+    joined = _join(samples)
+    perplexity = float(np.exp(joined.losses.mean()))
+    tokens = len(joined.losses) + len(samples)
+    if not len(joined.kl):
+        return Score(name, tokens, perplexity)
+    return Score(
+        text=name,
+        tokens=tokens,
+        perplexity=perplexity,
+        reference_perplexity=float(np.exp(joined.reference_losses.mean())),
+        kl_mean=float(joined.kl.mean()),
+        kl_p99=float(np.quantile(joined.kl, 0.99)),
+        top1_agreement=float(joined.agrees.mean()),
+        gap=float(joined.gaps.max(initial=0.0)),
+    )
+
+
+def _row(score: Score) -> str:
+    def cell(value: float | None, width: int, digits: int) -> str:
+        return f"{'-' if value is None else f'{value:.{digits}f}':>{width}}"
+
+    return (
+        f"{score.text:<10}{score.tokens:>8}{cell(score.perplexity, 9, 2)}{cell(score.reference_perplexity, 9, 2)}"
+        f"{cell(score.kl_mean, 9, 4)}{cell(score.kl_p99, 9, 3)}{cell(score.top1_agreement, 8, 3)}"
+        f"{cell(score.gap, 8, 2)}"
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelMissing(f"{path}: cannot read the text: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{path}: the text is not UTF-8", field="text") from error
+
+
+def _read_ids(path: Path, vocab_size: int) -> list[int]:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise ModelMissing(f"{path}: cannot read the ids: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadRequest(f"{path}: not a .npy file of numbers", field="ids") from error
+    if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
+        raise BadRequest(f"{path}: needs one dimension of integers, has {array.dtype} {array.shape}", field="ids")
+    if array.min() < 0 or array.max() >= vocab_size:
+        raise BadRequest(f"{path}: ids must lie in 0 to {vocab_size - 1}", field="ids")
+    return [int(token) for token in array]

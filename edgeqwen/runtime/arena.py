@@ -1,0 +1,69 @@
+"""The memory of the KV cache: for each layer a key and a value arena `[slots, kv_heads, capacity, head_dim]`.
+
+Arenas are anonymous mappings without reserved swap: they cost address space when made, memory only where a sequence has
+written, and `release` gives a slot's pages back. The engine's operators read and write them in place, by pointer.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgeqwen.errors import ConfigInvalid
+
+MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaShape:
+    """Shape of one arena."""
+
+    num_slots: int
+    num_heads: int
+    capacity: int
+    head_dim: int
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.num_heads * self.capacity * self.head_dim * 4
+
+
+class Arena:
+    """One arena of float32; `view` is the whole, `address(slot)` where a slot begins."""
+
+    def __init__(self, shape: ArenaShape) -> None:
+        self.shape = shape
+        total = shape.slot_bytes * shape.num_slots
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        try:
+            self._map = mmap.mmap(-1, total, flags=flags)
+        except OSError as error:
+            raise ConfigInvalid(
+                f"cannot reserve {total >> 20} MiB of address space for the KV cache ({error.strerror}): "
+                "lower --slots or --context, or set vm.overcommit_memory to 0 or 1"
+            ) from error
+        dims = (shape.num_slots, shape.num_heads, shape.capacity, shape.head_dim)
+        self.view: NDArray[np.float32] = np.frombuffer(self._map, np.float32).reshape(dims)
+        self._base = int(self.view.ctypes.data)
+
+    def address(self, slot: int) -> int:
+        """Address of the first byte of a slot."""
+        assert 0 <= slot < self.shape.num_slots
+        return self._base + slot * self.shape.slot_bytes
+
+    def release(self, slot: int) -> None:
+        """Give the slot's pages back to the system; it reads as zeros afterwards."""
+        page = mmap.PAGESIZE
+        start = slot * self.shape.slot_bytes
+        first, last = -(-start // page) * page, (start + self.shape.slot_bytes) // page * page
+        if last > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def close(self) -> None:
+        """Unmap; the view must not be used afterwards."""
+        del self.view
+        self._map.close()

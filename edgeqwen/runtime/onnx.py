@@ -1,0 +1,236 @@
+"""The default runtime: one graph of a package, executed by onnxruntime's CPU provider over our own KV arenas.
+
+A step binds the contiguous range of slots from its first chunk's to its last by pointer: past and present are the
+same memory, so keys and values are appended in place and nothing is copied. A slot inside the range that has no chunk
+is a row with no tokens (`query_seqlens` 0): the operator leaves its cache alone. Bindings are made once for each
+range and kept; a step sets only the small inputs.
+
+**Why chunks are padded to an even length.** A sequence's logits are to be the same bits however it is cut into chunks and
+whoever is computed beside it. All operators here work row by row in an order that does not depend on the number of rows,
+but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another order. So a
+chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand where the next
+token's will, and are overwritten by it. (`int4` promises no such thing and does not pay for it.)
+
+Settings that matter, measured:
+* denormals as zero: masked scores run through exp into denormals, which cost a quarter of the attention's time;
+* `force_spinning_stop`: threads spin inside a step, where it saves 15 %, and sleep between steps, so idling costs
+  nothing;
+* thread counts are always explicit: left to itself onnxruntime pins to cores that may not be ours;
+* `x64quantprecision`: where the processor's signed kernel would saturate, onnxruntime uses the exact one instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgeqwen.core.kernel import KERNEL_CHECK
+from edgeqwen.core.model import Manifest, ModelSpec
+from edgeqwen.core.package import Package
+from edgeqwen.core.step import Batch, KVData, Logits, RuntimeSpec, StepResult
+from edgeqwen.errors import ModelInvalid, RuntimeFailed
+from edgeqwen.runtime.arena import Arena, ArenaShape
+from edgeqwen.runtime.kernel_check import check_kernel
+
+MAX_CHUNK: Final = 256
+DEFAULT_SLOTS: Final = 8
+PADDING: Final = 2  # capacity that dummy tokens may touch
+KINDS: Final = ("key", "value")
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxOptions:
+    """`capacity` is the tokens that a slot holds (the context), `num_threads` those that compute a step."""
+
+    num_slots: int = DEFAULT_SLOTS
+    capacity: int = 4096
+    num_threads: int = 1
+
+
+@dataclass(slots=True)
+class _Binding:
+    """A bound range of slots; `inputs` keeps the arrays alive that the session reads by pointer."""
+
+    io: Any
+    inputs: list[Any]
+
+
+class OnnxRuntime:
+    """Implements `core.step.Runtime` on onnxruntime."""
+
+    def __init__(self, session: ort.InferenceSession, manifest: Manifest, options: OnnxOptions) -> None:
+        self._session = session
+        self._model: ModelSpec = manifest.spec
+        shape = ArenaShape(
+            options.num_slots, self._model.num_kv_heads, options.capacity + PADDING, self._model.head_dim
+        )
+        self._arenas = {f"{layer}.{kind}": Arena(shape) for layer in range(self._model.num_layers) for kind in KINDS}
+        self._dims = (shape.num_heads, shape.capacity, shape.head_dim)
+        self._pads_to_even = manifest.quant != "int4"
+        self._lengths = [0] * options.num_slots
+        self._bindings: dict[tuple[int, int], _Binding] = {}
+        self._logits = np.empty((1, self._model.vocab_size), np.float32)
+        self._spec = RuntimeSpec(
+            num_slots=options.num_slots,
+            capacity=options.capacity,
+            vocab_size=self._model.vocab_size,
+            num_tokens=self._model.num_tokens,
+            kv_bytes_per_token=4 * self._model.kv_floats_per_token,
+            max_chunk=min(MAX_CHUNK, options.capacity),
+        )
+
+    @classmethod
+    def load(
+        cls, package: Package, options: OnnxOptions, progress: Callable[[float], None] = lambda _: None
+    ) -> OnnxRuntime:
+        """Load a package and warm up; raises `ModelInvalid` if its graph cannot be run (rightly) on this machine."""
+        check = package.path / KERNEL_CHECK
+        if check.exists():
+            check_kernel(check, package.manifest.weight_form, session_options(options.num_threads))
+        progress(0.1)
+        session = _open_session(package.graph_path, options.num_threads)
+        progress(0.8)
+        runtime = cls(session, package.manifest, options)
+        runtime._warm_up()
+        progress(1.0)
+        return runtime
+
+    @property
+    def spec(self) -> RuntimeSpec:
+        """See `core.step.Runtime`; so for the methods below."""
+        return self._spec
+
+    def step(self, batch: Batch) -> StepResult:
+        chunks = batch.chunks
+        first, last = chunks[0].slot, chunks[-1].slot
+        num_rows, width = last - first + 1, max(self._padded_len(len(chunk.ids)) for chunk in chunks)
+        ids = np.zeros((num_rows, width), np.int64)
+        new = np.zeros(num_rows, np.int32)
+        ends = np.ones(num_rows, np.int32)
+        wanted: list[NDArray[np.int64]] = []
+        for chunk in chunks:
+            assert chunk.start <= self._lengths[chunk.slot], chunk
+            assert chunk.stop <= self._spec.capacity, chunk
+            row, count = chunk.slot - first, len(chunk.ids)
+            ids[row, :count] = chunk.ids
+            new[row] = self._padded_len(count)
+            ends[row] = chunk.start + new[row]
+            wanted.append(np.arange(count - chunk.num_logits, count, dtype=np.int64) + row * width)
+        logits = self._run(first, ids, new, ends, np.concatenate(wanted))
+        for chunk in chunks:
+            self._lengths[chunk.slot] = chunk.stop
+        bounds = np.cumsum([chunk.num_logits for chunk in chunks])[:-1]
+        return StepResult(tuple(np.split(logits, bounds)))
+
+    def _padded_len(self, count: int) -> int:
+        return count + count % 2 if self._pads_to_even else count
+
+    def read_kv(self, slot: int, start: int, stop: int) -> KVData:
+        assert 0 <= start <= stop <= self._lengths[slot]
+        return np.stack([arena.view[slot, :, start:stop] for arena in self._arenas.values()])
+
+    def write_kv(self, slot: int, start: int, data: KVData) -> None:
+        assert start <= self._lengths[slot]
+        stop = start + data.shape[2]
+        for arena, block in zip(self._arenas.values(), data, strict=True):
+            arena.view[slot, :, start:stop] = block
+        self._lengths[slot] = stop
+
+    def move(self, src: int, dst: int) -> None:
+        length = self._lengths[src]
+        for arena in self._arenas.values():
+            arena.view[dst, :, :length] = arena.view[src, :, :length]
+        self._lengths[dst] = length
+        self.release(src)
+
+    def release(self, slot: int) -> None:
+        for arena in self._arenas.values():
+            arena.release(slot)
+        self._lengths[slot] = 0
+
+    def close(self) -> None:
+        self._bindings.clear()
+        del self._session
+        for arena in self._arenas.values():
+            arena.close()
+
+    def _run(self, first: int, ids: NDArray[np.int64], new: Any, ends: Any, wanted: NDArray[np.int64]) -> Logits:
+        binding = self._binding(first, len(ids))
+        inputs = {
+            "input_ids": ids,
+            "seqlens_k": ends - np.int32(1),
+            "query_seqlens": new,
+            "total_len": np.array(ends.max(), np.int32),
+            "logit_rows": wanted,
+        }
+        logits = self._logits_buffer(len(wanted))
+        try:
+            for name, array in inputs.items():
+                binding.io.bind_cpu_input(name, array)
+            binding.inputs[:] = inputs.values()
+            shape = (len(wanted), self._spec.vocab_size)
+            binding.io.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
+            self._session.run_with_iobinding(binding.io)
+        except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+            raise RuntimeFailed(f"the model's graph failed: {_first_line(error)}") from error
+        return logits
+
+    def _logits_buffer(self, rows: int) -> Logits:
+        """A buffer of `rows` rows, reused from step to step (one more row than needed when none is wanted)."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._spec.vocab_size), np.float32)
+        return self._logits[:rows]
+
+    def _binding(self, first: int, num_rows: int) -> _Binding:
+        key = (first, num_rows)
+        if key not in self._bindings:
+            io = self._session.io_binding()
+            shape = (num_rows, *self._dims)
+            for name, arena in self._arenas.items():
+                address = arena.address(first)
+                io.bind_input(f"past.{name}", "cpu", 0, np.float32, shape, address)
+                io.bind_output(f"present.{name}", "cpu", 0, np.float32, shape, address)
+            self._bindings[key] = _Binding(io, [])
+        return self._bindings[key]
+
+    def _warm_up(self) -> None:
+        """One chunk of several tokens and one of a single token, so that the first request pays for nothing."""
+        count = min(8, self._spec.capacity - 1)
+        self._run(0, np.zeros((1, count), np.int64), *_lengths(count, count), np.array([count - 1]))
+        self._run(0, np.zeros((1, 1), np.int64), *_lengths(1, count + 1), np.array([0]))
+        self.release(0)
+
+
+def session_options(num_threads: int) -> ort.SessionOptions:
+    """The settings of the header, for `num_threads` threads in all."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return options
+
+
+def _open_session(path: Path, num_threads: int) -> ort.InferenceSession:
+    try:
+        return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+        raise ModelInvalid(f"{path}: onnxruntime cannot load this graph: {_first_line(error)}") from error
+
+
+def _lengths(new: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    return np.array([new], np.int32), np.array([end], np.int32)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:300]
