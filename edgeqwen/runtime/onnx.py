@@ -5,11 +5,11 @@ same memory, so keys and values are appended in place and nothing is copied. A s
 is a row with no tokens (`query_seqlens` 0): the operator leaves its cache alone. Bindings are made once for each
 range and kept; a step sets only the small inputs.
 
-**Why chunks are padded to an even length.** A sequence's logits are to be the same bits however it is cut into chunks and
-whoever is computed beside it. All operators here work row by row in an order that does not depend on the number of rows,
-but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another order. So a
-chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand where the next
-token's will, and are overwritten by it. (`int4` promises no such thing and does not pay for it.)
+**Why chunks are padded to an even length.** A sequence's logits are to be the same bits however it is cut into chunks
+and whoever is computed beside it. All operators here work row by row in an order that does not depend on the number
+of rows, but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another
+order. So a chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand
+where the next token's will, and are overwritten by it. (`int4` promises no such thing and does not pay for it.)
 
 Settings that matter, measured:
 * denormals as zero: masked scores run through exp into denormals, which cost a quarter of the attention's time;
