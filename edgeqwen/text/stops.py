@@ -19,12 +19,16 @@ class StopMatcher:
         self._held = ""
         self.is_stopped = False
 
-    def push(self, text: str) -> str:
-        """The part of what was held and `text` that certainly precedes any stop string; empty after a stop."""
+    def push(self, text: str, *, is_armed: bool = True) -> str:
+        """The part of what was held and `text` that certainly precedes any stop string; empty after a stop.
+
+        A stop string that `text` completes while not `is_armed` is text.
+        """
         if self.is_stopped or not text:
             return ""
+        num_old = len(self._held)
         text = self._held + text
-        if (start := self._first_stop(text)) is not None:
+        if is_armed and (start := self._first_stop(text, num_old)) is not None:
             self.is_stopped = True
             self._held = ""
             return text[:start]
@@ -37,8 +41,13 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str) -> int | None:
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+    def _first_stop(self, text: str, num_old: int) -> int | None:
+        """Where the stop string begins that ends first behind the first `num_old` characters."""
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := text.find(stop, max(0, num_old + 1 - len(stop)))) >= 0
+        ]
         return min(found)[1] if found else None
 
     def _held_len(self, text: str) -> int:

@@ -56,11 +56,9 @@ class _Segment:
     def is_stopped(self) -> bool:
         return self._matcher.is_stopped
 
-    def push(self, data: bytes, *, matches_stops: bool) -> str:
+    def push(self, data: bytes, *, is_armed: bool) -> str:
         text = self._trimmer.push(self._detokenizer.push(data))
-        if matches_stops:
-            return self._matcher.push(text)
-        return text
+        return self._matcher.push(text, is_armed=is_armed)
 
     def finish(self) -> str:
         text = self._trimmer.push(self._detokenizer.finish())
@@ -70,8 +68,8 @@ class _Segment:
 class TextStream:
     """The text of one choice, token by token.
 
-    `stop` holds no empty string. `min_tokens` is how many tokens must come before a stop string counts. The generated
-    text continues a prompt: a sentencepiece token's leading space stays, also on the first token.
+    `stop` holds no empty string. A stop string that is complete before the token number `min_tokens` is text. What is
+    generated continues a prompt: a sentencepiece token's leading space stays, also on the first token.
     """
 
     def __init__(
@@ -103,7 +101,7 @@ class TextStream:
         if self._think and token_id in (self._think.open, self._think.close):
             return self._switch("reasoning" if token_id == self._think.open else "content", logprobs)
         data = self._tokenizer.token_bytes(token_id)
-        text = self._segment.push(data, matches_stops=not self._num_free)
+        text = self._segment.push(data, is_armed=not self._num_free)
         deltas = _deltas(self._segment.channel, text, logprobs)
         return TextStep(deltas, is_stopped=self.is_stopped, is_reasoning=self._is_reasoning)
 

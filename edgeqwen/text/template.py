@@ -45,19 +45,17 @@ class _RefusedError(jinja2.TemplateError):
 class ChatTemplate:
     """A compiled template.
 
-    `special_tokens` are the names that transformers takes from tokenizer_config.json (`bos_token`, `eos_token`, ...);
-    `clock` gives the local time for `strftime_now`. Raises `ModelInvalid` if `source` is no valid template.
+    `clock` gives the local time for `strftime_now`. The names that transformers takes from tokenizer_config.json
+    (`bos_token`, ...) are unknown here: a package's template sets those that it uses. Raises `ModelInvalid` if `source` is no valid template.
     """
 
     def __init__(
         self,
         source: str,
         *,
-        special_tokens: Mapping[str, str] | None = None,
         clock: Callable[[], dt.datetime] = dt.datetime.now,
     ) -> None:
         self.source = source
-        self._special_tokens = dict(special_tokens or {})
         try:
             self._template = _environment(clock).from_string(source)
         except jinja2.TemplateSyntaxError as e:
@@ -73,19 +71,18 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. `kwargs` are further names for the template and win over the special tokens.
+        """The prompt's text. `kwargs` are further names for the template.
 
         Raises `BadRequest` for `messages` if the template cannot render them; its message quotes the template's own
         words at most, never a client's.
         """
-        names = {**self._special_tokens, **kwargs}
         try:
             return self._template.render(
                 messages=list(messages),
                 tools=list(tools) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **names,
+                **kwargs,
             )
         except _RefusedError as e:
             words = _one_line(e.message)
