@@ -46,7 +46,8 @@ class ChatTemplate:
     """A compiled template.
 
     `clock` gives the local time for `strftime_now`. The names that transformers takes from tokenizer_config.json
-    (`bos_token`, ...) are unknown here: a package's template sets those that it uses. Raises `ModelInvalid` if `source` is no valid template.
+    (`bos_token`, ...) are unknown here: a package's template sets those that it uses. Raises `ModelInvalid` if `source`
+    is no valid template.
     """
 
     def __init__(
