@@ -35,9 +35,10 @@ class ModelTable:
 
 @dataclass(frozen=True, slots=True)
 class SocketTable:
-    """`path` empty means the default place of the user who runs (`daemon.default_socket`)."""
+    """`path` empty means the default place of the user who runs. Members of `group`, if given, may connect too."""
 
     path: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

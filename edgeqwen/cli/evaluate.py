@@ -2,41 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeqwen.cli.places import models_folder
+
+if TYPE_CHECKING:
+    from edgeqwen.evaluate import EvalReport
 
 FILE = click.Path(path_type=Path)
 
 
 @click.command("eval")
 @click.argument("package")
-@click.option("--text", "text_path", type=FILE, help="Text to measure on. Default: a built-in mix.")
+@click.option("--text", "text_path", type=FILE, help="Text to measure on. Default: built-in English, code and Chinese.")
 @click.option("--against", help="Package to compare with: KL divergence, agreement of the likeliest token.")
-@click.option("--ids", "ids_path", type=FILE, help="Token ids (.npy, 1-D) instead of a text.")
-@click.option("--logits", "logits_path", type=FILE, help="Write float32 logits [tokens, vocabulary] there (.npy).")
+@click.option("--ids", "ids_path", type=FILE, help="Token ids (.npy, 1-D) to write logits for, instead of measuring.")
+@click.option("--logits", "logits_path", type=FILE, help="Where: float32 [tokens, vocabulary] (.npy).")
+@click.option("--threads", type=click.IntRange(0), default=0, help="Default: the usable cores.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
-    package: str,
-    *,
-    text_path: Path | None,
-    against: str | None,
-    ids_path: Path | None,
-    logits_path: Path | None,
-    as_json: bool,
+    package: str, *, ids_path: Path | None, logits_path: Path | None, threads: int, as_json: bool, **measuring: Any
 ) -> None:
     """Perplexity of PACKAGE (a folder or a name), and its distance from another of the same vocabulary."""
     from edgeqwen.core.package import resolve_model
+    from edgeqwen.cpu import check_processor, read_processor, usable_cores
+
+    check_processor(read_processor())
+    if (ids_path is None) != (logits_path is None):
+        raise click.UsageError("--ids and --logits go together")
+    path, num_threads = resolve_model(package, models_folder()), threads or usable_cores()
+    if ids_path is not None and logits_path is not None:
+        from edgeqwen.evaluate import write_logits
+
+        num_tokens = write_logits(path, ids_path=ids_path, out=logits_path, num_threads=num_threads)
+        click.echo(json.dumps({"tokens": num_tokens}) if as_json else f"{num_tokens} tokens: {logits_path}")
+        return
+    report = _measure(path, num_threads, **measuring)
+    click.echo(report.to_json() if as_json else report.to_text())
+
+
+def _measure(path: Path, num_threads: int, *, text_path: Path | None, against: str | None) -> EvalReport:
+    from edgeqwen.core.package import resolve_model
     from edgeqwen.evaluate import evaluate
 
-    folder = models_folder()
-    report = evaluate(
-        resolve_model(package, folder),
-        text_path=text_path,
-        against=resolve_model(against, folder) if against else None,
-        ids=ids_path,
-        logits_out=logits_path,
-    )
-    click.echo(report.to_json() if as_json else report.to_text())
+    other = resolve_model(against, models_folder()) if against else None
+    return evaluate(path, text_path=text_path, against=other, num_threads=num_threads)

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 import click
 
 from edgeqwen import __version__
-from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_USAGE, EdgeqwenError
+from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_NO_INPUT, EXIT_USAGE, EdgeqwenError
 
 COMMANDS: Final = {
     "ask": "edgeqwen.cli.ask",
@@ -19,7 +19,6 @@ COMMANDS: Final = {
     "eval": "edgeqwen.cli.evaluate",
     "import": "edgeqwen.cli.importing",
     "models": "edgeqwen.cli.models",
-    "pull": "edgeqwen.cli.pull",
     "serve": "edgeqwen.cli.serve",
     "stats": "edgeqwen.cli.stats",
 }
@@ -56,17 +55,17 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "edgeqwen"
-        click.echo(f"{where}: {_one_line(error.format_message())} (see `{where} --help`)", err=True)
+        click.echo(f"{where}: {one_line(error.format_message())} (see `{where} --help`)", err=True)
         return EXIT_USAGE
     except EdgeqwenError as error:
-        click.echo(f"edgeqwen: {_one_line(error.message)}", err=True)
-        return error.exit_code
+        click.echo(f"edgeqwen: {one_line(error.message)}", err=True)
+        return EXIT_NO_INPUT if error.code == "not_found" else error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
     return result if isinstance(result, int) else 0
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     return " ".join(text.split())
 
 

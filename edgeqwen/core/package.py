@@ -48,10 +48,7 @@ class Package:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an answer: those of the manifest and those of the generation config (an id or a list)."""
-        given = self.generation_config.get("eos_token_id")
-        listed = given if isinstance(given, list) else [given]
-        extra = [token for token in listed if type(token) is int]
-        return tuple(dict.fromkeys([*self.manifest.spec.eos_token_ids, *extra]))
+        return tuple(dict.fromkeys([*self.manifest.spec.eos_token_ids, *listed_eos(self.generation_config)]))
 
     def read_template(self) -> str | None:
         """Source of the chat template; None if the model has none."""
@@ -70,6 +67,34 @@ def open_package(path: Path) -> Package:
     manifest = _read_manifest(path / MANIFEST)
     _check_files(path, manifest)
     return Package(path, manifest, _read_generation_config(path / GENERATION_CONFIG))
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """The files of a package that say how text is made, without a model: for a runtime that has none."""
+
+    template: str | None
+    generation_config: Mapping[str, Any]
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return listed_eos(self.generation_config)
+
+
+def read_text_files(path: Path) -> TextFiles:
+    """Template and generation config of the folder `path`, as far as it has them."""
+    template, config = path / TEMPLATE, path / GENERATION_CONFIG
+    return TextFiles(
+        template=(_read(template).decode("utf-8", "replace") or None) if os.path.isfile(template) else None,
+        generation_config=_read_generation_config(config) if os.path.isfile(config) else {},
+    )
+
+
+def listed_eos(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """`eos_token_id` of a generation config, which is an id, a list of ids, or not there."""
+    given = generation_config.get("eos_token_id")
+    listed = given if isinstance(given, list) else [given]
+    return tuple(token for token in listed if type(token) is int)
 
 
 def verify_digests(package: Package) -> None:

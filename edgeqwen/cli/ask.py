@@ -1,0 +1,162 @@
+"""`edgeqwen ask`: one question, the answer streamed to stdout. Loads nothing that costs time."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest
+
+DIM: Final = "\x1b[2m"
+PLAIN: Final = "\x1b[0m"
+EXIT_PIPE_CLOSED: Final = 141
+"""What a shell reports of a program that SIGPIPE ended (128 + 13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOptions:
+    """`think` None leaves it to the model's template. `ends_line`: a line break after the answer, terminal or not."""
+
+    socket_path: Path
+    think: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    system: str | None = None
+    is_json: bool = False
+    is_verbose: bool = False
+    ends_line: bool = False
+
+
+@click.command("ask")
+@click.argument("prompt", nargs=-1)
+@click.option("--socket", "socket_path", metavar="PATH", help="The daemon's socket.")
+@click.option("--think/--no-think", default=None, help="Let the model think first, or not. Default: its template's.")
+@click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--max-tokens", type=int, metavar="N", help="At most so many tokens.")
+@click.option("--temperature", type=float, metavar="T", help="0 is greedy. Default: the model's.")
+@click.option("--seed", type=int, metavar="N", help="Makes the answer repeatable.")
+@click.option("--json", "is_json", is_flag=True, help="The final frame as one JSON line instead of the text.")
+@click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Tokens and speeds on stderr.")
+def command(prompt: tuple[str, ...], *, socket_path: str | None, **options: Any) -> int:
+    """Ask the daemon. The prompt is the arguments, then what comes on stdin."""
+    question = read_prompt(prompt)
+    return ask(question, AskOptions(socket_path=socket_to_connect_to(socket_path), **options))
+
+
+def read_prompt(arguments: tuple[str, ...]) -> str:
+    """Arguments joined by blanks; then, unless stdin is a terminal or absent, a blank line and what it holds."""
+    parts = [" ".join(arguments)]
+    if sys.stdin is not None and not sys.stdin.isatty():
+        parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+    text = "\n\n".join(part for part in parts if part.strip())
+    if not text:
+        raise BadRequest("nothing to ask: give a prompt as arguments or on stdin")
+    # An argument that is not UTF-8 comes as lone surrogates, which no frame can carry.
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def ask(question: str, options: AskOptions) -> int:
+    """Send the question and print the answer; returns the exit code. Raises what the daemon answers."""
+    from edgeqwen.client import Client
+
+    messages = [{"role": "user", "content": question}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    members: dict[str, Any] = {
+        "messages": messages,
+        "think": options.think,
+        "max_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "seed": options.seed,
+    }
+    try:
+        with Client.connect(options.socket_path) as client:
+            if options.is_json:
+                print(json.dumps(client.request("chat", **members), ensure_ascii=False))
+                sys.stdout.flush()
+                return 0
+            final = show(client.stream("chat", stream=True, **members), Screen(ends_line=options.ends_line))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Nobody reads stdout any more. Python would complain when it flushes at exit; let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE_CLOSED
+    if options.is_verbose:
+        print(speeds(final), file=sys.stderr)
+    return 0
+
+
+class Screen:
+    """Answer on stdout; thought on stderr, dimmed, if stderr is a terminal, else nowhere."""
+
+    def __init__(self, *, ends_line: bool = False) -> None:
+        self._shows_thought = sys.stderr.isatty()
+        self._ends_line = ends_line or sys.stdout.isatty()
+        self._is_thinking = False
+        self.text: list[str] = []
+
+    def thought(self, text: str) -> None:
+        if self._shows_thought:
+            sys.stderr.write(text if self._is_thinking else DIM + text)
+            sys.stderr.flush()
+            self._is_thinking = True
+
+    def answer(self, text: str) -> None:
+        self._end_thought()
+        self.text.append(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        """On a terminal the next thing starts on a new line; a pipe gets the answer byte for byte."""
+        self._end_thought()
+        if self._ends_line and self.text and not self.text[-1].endswith("\n"):
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+
+    def _end_thought(self) -> None:
+        if self._is_thinking:
+            sys.stderr.write(PLAIN + "\n\n")
+            sys.stderr.flush()
+            self._is_thinking = False
+
+
+def show(frames: Iterator[dict[str, Any]], screen: Screen) -> dict[str, Any]:
+    """Print a streamed answer as it comes; returns the final frame."""
+    try:
+        for frame in frames:
+            if reasoning := frame.get("reasoning"):
+                screen.thought(reasoning)
+            if delta := frame.get("delta"):
+                screen.answer(delta)
+            if frame["done"]:
+                return frame
+    finally:
+        screen.end()
+    raise AssertionError("a stream ends with a final frame or an error")
+
+
+def speeds(final: dict[str, Any]) -> str:
+    """Tokens and speeds of a final frame, in words."""
+    usage, ms = final["usage"], final["ms"]
+    computed, completion = usage["prompt"] - usage["cached"], usage["completion"]
+    prompt = f"prompt {usage['prompt']} tokens"
+    if usage["cached"]:
+        prompt += f" ({usage['cached']} known)"
+    prompt += _rate(computed, ms["ttft"] - ms["queue"])
+    answer = f"answer {completion} tokens" + _rate(completion - 1, ms["total"] - ms["ttft"])
+    return f"{prompt} | {answer} | first text after {ms['ttft']} ms | ended: {final['finish']}"
+
+
+def _rate(num_tokens: int, duration_ms: int) -> str:
+    return f", {1000 * num_tokens / duration_ms:.1f} tokens/s" if num_tokens > 0 and duration_ms > 0 else ""

@@ -1,0 +1,59 @@
+"""`edgeqwen serve`: the daemon in the foreground."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeqwen.cli.places import models_folder, socket_to_listen_on
+
+
+@click.command("serve")
+@click.option("--model", "package", metavar="PACKAGE|NAME", help="Default: the only installed model.")
+@click.option("--socket", "socket_path", metavar="PATH", help="Default: the user's own.")
+@click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
+@click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
+@click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
+@click.option("--threads", type=int, metavar="N", help="Default: the usable cores.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="TOML file.")
+def command(*, config_path: Path | None, **flags: Any) -> int:
+    """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
+    from edgeqwen.config import load
+
+    names = {
+        "package": "model.package",
+        "socket_path": "socket.path",
+        "runtime": "engine.runtime",
+        "context": "kv.context",
+        "slots": "kv.slots",
+        "threads": "cpu.threads",
+    }
+    config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
+    from edgeqwen.core.package import resolve_model
+    from edgeqwen.daemon import DaemonOptions
+
+    return run(
+        DaemonOptions(
+            config=config,
+            package_path=resolve_model(config.model.package, models_folder()),
+            socket_path=socket_to_listen_on(config.socket.path),
+        )
+    )
+
+
+def run(options: Any) -> int:
+    """The event loop, from start to end."""
+    import logging
+    import sys
+
+    import uvloop
+
+    from edgeqwen.daemon import serve
+    from edgeqwen.service import Notifier
+
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="edgeqwen %(levelname)s %(message)s")
+    logging.raiseExceptions = False  # a log that nobody reads any more is no reason to stop serving
+    return uvloop.run(serve(options, Notifier(os.environ)))

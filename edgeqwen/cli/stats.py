@@ -1,0 +1,30 @@
+"""`edgeqwen stats`: what the daemon is doing."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from edgeqwen.cli.places import socket_to_connect_to
+
+
+@click.command("stats")
+@click.option("--socket", "socket_path", metavar="PATH", help="The daemon's socket.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(socket_path: str | None, *, as_json: bool) -> None:
+    """Requests, tokens, speeds and memory of the running daemon."""
+    from edgeqwen.client import Client
+
+    with Client.connect(socket_to_connect_to(socket_path)) as client:
+        frame = client.request("stats")
+    facts = {key: value for key, value in frame.items() if key not in {"id", "done"}}
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            for name, number in value.items():
+                click.echo(f"{key + '.' + name:16} {number}")
+        else:
+            click.echo(f"{key:16} {value}")
