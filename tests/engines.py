@@ -1,4 +1,4 @@
-"""What the tests of the engine share: an `Inference` over a scripted runtime, and a sink that checks the order of events."""
+"""What the tests of the engine share: an `Inference` over a scripted runtime, and a sink that checks the order."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Rig:
     async def settle(self) -> None:
         """Wait until the runtime holds nothing, as it must once every request is over."""
         async with asyncio.timeout(20):
-            while self.runtime.held_slots:
+            while self.runtime.held_slots:  # noqa: ASYNC110 -- the runtime lives on another thread and has no event
                 await asyncio.sleep(0.001)
 
 

@@ -41,8 +41,8 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A step takes `step_s`, and `prefill_token_s` more for each token of a chunk longer than one; loading takes `load_s`.
     Steps are counted from 1: `hang_at_step` takes `hang_s` more, `fail_at_step` raises, `nan_at_step` yields NaN.
-    `fail_load` is the message that loading fails with. `vocab_size`, `num_tokens`, `num_slots`, `capacity`, `max_chunk`
-    and `kv_bytes_per_token` replace what the caller gives for `RuntimeSpec`.
+    `fail_load` is the message that loading fails with. `eos`, `vocab_size`, `num_tokens`, `num_slots`, `capacity`,
+    `max_chunk` and `kv_bytes_per_token` replace what the caller gives.
     """
 
     tokens: tuple[TokenId, ...] = ()
@@ -122,6 +122,7 @@ class FakeRuntime:
         num_tokens: int | None = None,
         num_slots: int = 8,
         capacity: int = 8192,
+        eos: int | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         vocab = script.vocab_size or vocab_size
@@ -134,6 +135,7 @@ class FakeRuntime:
             max_chunk=script.max_chunk or 512,
         )
         self._script = script
+        self._eos = eos if script.eos is None else script.eos
         self._sleep = sleep
         self._scripts = script.scripts or ((script.tokens,) if script.tokens else ())
         self._held: dict[int, _Held] = {}
@@ -143,7 +145,7 @@ class FakeRuntime:
         self.batches: list[Batch] = []
         self.is_closed = False
         highest = max((token for ids in self._scripts for token in ids), default=0)
-        if max(highest, script.eos or 0) >= vocab:
+        if max(highest, self._eos or 0) >= vocab:
             raise ConfigInvalid(f"fake runtime: a token id of the script is above `vocab_size` {vocab}")
 
     @property
@@ -230,7 +232,7 @@ class FakeRuntime:
             return None
         if held.num_said < len(held.script) or self._script.loop:
             return held.script[held.num_said % len(held.script)]
-        return self._script.eos
+        return self._eos
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         held = self._held[slot]
@@ -266,6 +268,7 @@ def load_fake(
     num_tokens: int | None = None,
     num_slots: int = 8,
     capacity: int = 8192,
+    eos: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FakeRuntime:
     """A `FakeRuntime` after `load_s`, with `progress` told on the way. Raises `RuntimeFailed` if the script says so."""
@@ -277,7 +280,13 @@ def load_fake(
         raise RuntimeFailed(script.fail_load)
     progress(1.0)
     return FakeRuntime(
-        script, vocab_size=vocab_size, num_tokens=num_tokens, num_slots=num_slots, capacity=capacity, sleep=sleep
+        script,
+        vocab_size=vocab_size,
+        num_tokens=num_tokens,
+        num_slots=num_slots,
+        capacity=capacity,
+        eos=eos,
+        sleep=sleep,
     )
 
 

@@ -59,10 +59,11 @@ def candidates(row: Floats, params: SamplingParams) -> tuple[Ids, Doubles]:
     return np.arange(row.size), _weights(row, row.max(), params.temperature)
 
 
-def _min_p_bound(row: Floats, params: SamplingParams) -> float | None:
+def _min_p_bound(row: Floats, params: SamplingParams) -> np.float64 | None:
     if params.min_p <= 0.0:
         return None
-    return float(row.max()) + params.temperature * math.log(params.min_p)
+    # Not a plain float: numpy would round that to float32 before comparing.
+    return np.float64(row.max()) + params.temperature * math.log(params.min_p)
 
 
 def _weights(values: Floats, largest: np.float32, temperature: float) -> Doubles:
@@ -74,7 +75,7 @@ def _weights(values: Floats, largest: np.float32, temperature: float) -> Doubles
 
 
 def _cut(
-    ids: Ids, weights: Doubles, *, row: Floats, low: float | None, top_p: float, total: float | None = None
+    ids: Ids, weights: Doubles, *, row: Floats, low: np.float64 | None, top_p: float, total: float | None = None
 ) -> tuple[Ids, Doubles]:
     """Top-p and min-p on ids in falling order; `total` is the weight of all tokens that top-p counts."""
     keep = ids.size
@@ -87,7 +88,7 @@ def _cut(
     return ids[:keep], weights[:keep]
 
 
-def _nucleus(row: Floats, params: SamplingParams, low: float | None) -> tuple[Ids, Doubles]:
+def _nucleus(row: Floats, params: SamplingParams, low: np.float64 | None) -> tuple[Ids, Doubles]:
     """Top-p over the whole vocabulary: order a growing upper end until it holds enough of the probability."""
     weights = _weights(row, row.max(), params.temperature)
     total = float(weights.sum())

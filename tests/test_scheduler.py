@@ -1,0 +1,480 @@
+"""The scheduler against a model of a runtime: who computes what, and that nothing is lost, leaked or done twice."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from edgeqwen.core.request import Request, SamplingParams
+from edgeqwen.core.step import Chunk, RuntimeSpec
+from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.scheduler import Admission, RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, StepPlan, TokenDrawn
+from edgeqwen.scheduler.chunking import FIRST_CHUNK, MIN_CHUNK, ChunkSizer
+from edgeqwen.scheduler.scheduler import Outcome
+from edgeqwen.scheduler.sequence import TRANSITIONS, State
+from edgeqwen.scheduler.sequence import Sequence as Seq
+
+EOS = 9
+
+
+def make(
+    *, num_slots: int = 4, capacity: int = 512, max_chunk: int = 256, queue: int = 8, per_owner: int = 8
+) -> Scheduler:
+    spec = RuntimeSpec(num_slots, capacity, 100, 100, 1, max_chunk)
+    return Scheduler(spec, admission=Admission(queue=queue, per_owner=per_owner), eos_token_ids=(EOS,))
+
+
+def request(rid: str = "a", *, prompt_len: int = 4, max_tokens: int = 8, owner: str = "o", **given: Any) -> Request:
+    return Request(rid, owner, tuple(range(10, 10 + prompt_len)), SamplingParams(), max_tokens, **given)
+
+
+def launch(scheduler: Scheduler, now: float = 0.0) -> StepPlan:
+    plan = scheduler.plan(now)
+    assert plan is not None
+    scheduler.check()
+    return plan
+
+
+def finish_step(
+    scheduler: Scheduler, plan: StepPlan, token: int = 1, *, duration_s: float = 0.0, now: float = 0.0
+) -> list[SchedulerEvent]:
+    outcomes: list[Outcome] = [token if chunk.num_logits else None for chunk in plan.batch.chunks]
+    events = scheduler.commit(plan, outcomes, duration_s=duration_s, now=now)
+    scheduler.check()
+    return events
+
+
+def run_step(scheduler: Scheduler, token: int = 1, **given: Any) -> list[SchedulerEvent]:
+    return finish_step(scheduler, launch(scheduler), token, **given)
+
+
+def sizes(plan: StepPlan) -> list[int]:
+    return [len(chunk.ids) for chunk in plan.batch.chunks]
+
+
+def test_a_request_is_prefilled_then_decoded_until_its_budget_ends() -> None:
+    scheduler = make()
+    assert scheduler.submit(request(max_tokens=3)) == 0
+    plan = launch(scheduler)
+    assert plan == StepPlan(plan.batch, (("a", 0),), is_prefill=True)
+    assert plan.batch.chunks == (Chunk(0, 0, (10, 11, 12, 13), num_logits=1),)
+    assert finish_step(scheduler, plan, 5) == [TokenDrawn("a", 0, 0, 5, is_end=False)]
+    plan = launch(scheduler)
+    assert plan.batch.chunks == (Chunk(0, 4, (5,)),)
+    finish_step(scheduler, plan, 6)
+    assert run_step(scheduler, 7) == [TokenDrawn("a", 0, 0, 7, is_end=False), SequenceEnded("a", 0, "length")]
+    assert scheduler.plan(0.0) is None
+    assert scheduler.is_idle
+    assert scheduler.take_releases() == (0,)
+    assert scheduler.take_releases() == ()
+
+
+def test_an_end_token_ends_a_sequence_unless_it_is_ignored() -> None:
+    scheduler = make()
+    scheduler.submit(request("a"))
+    assert run_step(scheduler, EOS) == [TokenDrawn("a", 0, 0, EOS, is_end=True), SequenceEnded("a", 0, "stop")]
+    scheduler.submit(request("b", ignore_eos=True))
+    assert run_step(scheduler, EOS) == [TokenDrawn("b", 0, 0, EOS, is_end=False)]
+
+
+def test_an_end_token_on_the_last_of_the_budget_is_a_stop() -> None:
+    scheduler = make()
+    scheduler.submit(request(max_tokens=1))
+    assert run_step(scheduler, EOS)[-1] == SequenceEnded("a", 0, "stop")
+
+
+def test_all_decoding_sequences_go_in_one_step_in_slot_order() -> None:
+    scheduler = make()
+    for rid in "abc":
+        scheduler.submit(request(rid))
+    while scheduler.num_queued:
+        run_step(scheduler)
+    run_step(scheduler)
+    plan = launch(scheduler)
+    assert [chunk.slot for chunk in plan.batch.chunks] == [0, 1, 2]
+    assert plan.sequences == (("a", 0), ("b", 0), ("c", 0))
+
+
+def test_prefill_chunks_and_decode_steps_alternate() -> None:
+    scheduler = make(max_chunk=16)
+    scheduler.submit(request("a", max_tokens=50))
+    run_step(scheduler)
+    scheduler.submit(request("b", prompt_len=40))
+    kinds = []
+    for _ in range(7):
+        plan = launch(scheduler)
+        kinds.append("".join(sorted({rid for rid, _ in plan.sequences})) + ("+" if plan.is_prefill else ""))
+        finish_step(scheduler, plan)
+    assert kinds == ["a", "b+", "a", "b+", "a", "b+", "ab"]
+
+
+def test_only_the_last_chunk_of_a_prompt_asks_for_logits() -> None:
+    scheduler = make(max_chunk=16)
+    scheduler.submit(request(prompt_len=40))
+    chunks: list[Chunk] = []
+    for _ in range(3):
+        plan = launch(scheduler)
+        chunks += plan.batch.chunks
+        events = finish_step(scheduler, plan)
+    assert [(c.start, c.stop, c.num_logits) for c in chunks] == [(0, 16, 0), (16, 32, 0), (32, 40, 1)]
+    assert sum((c.ids for c in chunks), ()) == tuple(range(10, 50))
+    assert events == [TokenDrawn("a", 0, 0, 1, is_end=False)]
+
+
+def test_prompts_are_prefilled_one_at_a_time_in_order_of_arrival() -> None:
+    scheduler = make(max_chunk=16)
+    for rid in "abc":
+        scheduler.submit(request(rid, prompt_len=20))
+    order: list[str] = []
+    while len(order) < 6:
+        plan = launch(scheduler)
+        order += [rid for rid, _ in plan.sequences] if plan.is_prefill else []
+        finish_step(scheduler, plan)
+    assert order == ["a", "a", "b", "b", "c", "c"]
+
+
+def test_chunks_are_sized_by_time() -> None:
+    sizer = ChunkSizer(max_chunk=512, shared_s=0.2, alone_s=1.0)
+    assert sizer.size(is_shared=False) == FIRST_CHUNK, "nothing is known yet"
+    sizer.observe(64, 0.32)
+    assert sizer.size(is_shared=True) == 32, "40 tokens fit into 200 ms at 5 ms each"
+    assert sizer.size(is_shared=False) == 192
+    sizer.observe(MIN_CHUNK - 1, 100.0)
+    assert sizer.size(is_shared=True) == 32, "a short chunk says little about the cost of a token"
+    sizer.observe(32, 32 * 0.1)
+    assert sizer.size(is_shared=True) == MIN_CHUNK, "never less"
+    for _ in range(20):
+        sizer.observe(64, 0.0)
+    assert sizer.size(is_shared=True) == 512, "never more than the runtime takes"
+    assert ChunkSizer(max_chunk=5, shared_s=0.2, alone_s=1.0).size(is_shared=True) == 5
+
+
+def test_a_prompt_is_prefilled_in_smaller_chunks_while_others_decode() -> None:
+    scheduler = make(max_chunk=256)
+    scheduler.submit(request("a", prompt_len=64, max_tokens=50))
+    run_step(scheduler, duration_s=0.32)
+    scheduler.submit(request("b", prompt_len=300))
+    run_step(scheduler)
+    assert sizes(launch(scheduler)) == [32]
+
+
+def test_requests_wait_for_a_slot_and_get_the_first_that_is_free() -> None:
+    scheduler = make(num_slots=1)
+    scheduler.submit(request("a", max_tokens=2))
+    assert scheduler.submit(request("b")) == 1
+    run_step(scheduler)
+    assert (scheduler.num_running, scheduler.num_queued) == (1, 1)
+    run_step(scheduler)
+    assert launch(scheduler).sequences == (("b", 0),)
+    assert scheduler.take_releases() == (0,), "what a left there goes before b's first step"
+
+
+def test_choices_are_sequences_of_one_request() -> None:
+    scheduler = make()
+    scheduler.submit(request(n=3, max_tokens=2))
+    ended = []
+    while not scheduler.is_idle:
+        ended += [event for event in run_step(scheduler) if isinstance(event, SequenceEnded)]
+    assert sorted(event.choice for event in ended) == [0, 1, 2]
+
+
+def test_a_request_that_cannot_fit_is_refused_with_the_excess() -> None:
+    scheduler = make(capacity=64)
+    with pytest.raises(EdgeqwenError, match="5 more than the context of 64") as caught:
+        scheduler.submit(request(prompt_len=60, max_tokens=9))
+    assert caught.value.code == "too_long"
+    assert scheduler.is_idle
+    scheduler.submit(request(prompt_len=60, max_tokens=4))
+
+
+def test_a_full_queue_is_busy_and_a_full_share_is_quota() -> None:
+    scheduler = make(num_slots=1, queue=2, per_owner=2)
+    scheduler.submit(request("a", owner="x"))
+    launch(scheduler)
+    scheduler.submit(request("b", owner="x"))
+    with pytest.raises(EdgeqwenError, match="2 requests") as caught:
+        scheduler.submit(request("c", owner="x"))
+    assert caught.value.code == "quota"
+    scheduler.submit(request("d", owner="y"))
+    with pytest.raises(EdgeqwenError, match=r"queue full \(2\)") as caught:
+        scheduler.submit(request("e", owner="z"))
+    assert caught.value.code == "busy"
+    assert caught.value.retry_ms is not None
+    assert caught.value.retry_ms > 0
+    scheduler.cancel("b", now=0.0)
+    scheduler.submit(request("e", owner="x"))
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 4], ids=["waiting", "mid-prompt", "prompt done", "decoding"])
+def test_a_cancelled_request_ends_at_once_and_frees_its_slot(num_steps: int) -> None:
+    scheduler = make(max_chunk=16)
+    scheduler.submit(request(prompt_len=30))
+    for _ in range(num_steps):
+        run_step(scheduler)
+    assert scheduler.cancel("a", now=0.0) == [SequenceEnded("a", 0, "cancelled")]
+    scheduler.check()
+    assert scheduler.is_idle
+    assert scheduler.take_releases() == ((0,) if num_steps else ())
+    assert scheduler.cancel("a", now=0.0) == []
+
+
+@pytest.mark.parametrize("num_steps", [0, 2], ids=["prefilling", "decoding"])
+def test_a_slot_in_flight_is_not_freed_before_its_step_lands(num_steps: int) -> None:
+    scheduler = make(num_slots=1, max_chunk=16)
+    scheduler.submit(request("a", prompt_len=30))
+    for _ in range(num_steps):
+        run_step(scheduler)
+    plan = launch(scheduler)
+    scheduler.submit(request("b"))
+    assert scheduler.cancel("a", now=0.0) == [SequenceEnded("a", 0, "cancelled")]
+    scheduler.check()
+    assert scheduler.take_releases() == ()
+    assert not scheduler.is_idle
+    assert finish_step(scheduler, plan) == [], "what a step computed for the cancelled is dropped"
+    assert launch(scheduler).sequences == (("b", 0),)
+    assert scheduler.take_releases() == (0,)
+
+
+def test_deadlines_end_running_and_waiting_requests() -> None:
+    scheduler = make(num_slots=1)
+    scheduler.submit(request("a", deadline_at=5.0))
+    scheduler.submit(request("b", deadline_at=4.0))
+    plan = launch(scheduler)
+    assert scheduler.expire(3.9) == []
+    assert scheduler.expire(4.0) == [SequenceEnded("b", 0, "deadline")]
+    assert scheduler.expire(9.0) == [SequenceEnded("a", 0, "deadline")]
+    assert finish_step(scheduler, plan) == []
+    assert scheduler.is_idle
+
+
+def test_one_choice_can_be_stopped_for_its_text() -> None:
+    scheduler = make()
+    scheduler.submit(request(n=2))
+    run_step(scheduler)
+    assert scheduler.stop("a", 0, now=0.0) == [SequenceEnded("a", 0, "stop")]
+    assert scheduler.stop("a", 0, now=0.0) == []
+    scheduler.check()
+    assert launch(scheduler).sequences == (("a", 1),)
+    assert scheduler.stop("none", 0, now=0.0) == []
+
+
+def test_a_failed_step_ends_the_requests_in_it_and_no_other() -> None:
+    scheduler = make()
+    scheduler.submit(request("a", n=2))
+    run_step(scheduler)
+    run_step(scheduler)
+    plan = launch(scheduler)
+    scheduler.submit(request("b"))
+    assert {rid for rid, _ in plan.sequences} == {"a"}
+    error = RuntimeFailed("boom")
+    assert scheduler.fail(plan, error, now=0.0) == [RequestFailed("a", error)]
+    scheduler.check()
+    assert sorted(scheduler.take_releases()) == [0, 1]
+    assert launch(scheduler).sequences == (("b", 0),)
+
+
+def test_a_failed_row_ends_its_request_alone() -> None:
+    scheduler = make()
+    for rid in "ab":
+        scheduler.submit(request(rid, n=2))
+    plan = launch(scheduler)
+    while len(plan.sequences) < 4:
+        finish_step(scheduler, plan)
+        plan = launch(scheduler)
+    error = RuntimeFailed("nan")
+    events = scheduler.commit(plan, [1, error, 2, 3], duration_s=0.0, now=0.0)
+    scheduler.check()
+    assert events == [
+        TokenDrawn("a", 0, 0, 1, is_end=False),
+        RequestFailed("a", error),
+        TokenDrawn("b", 0, 2, 2, is_end=False),
+        TokenDrawn("b", 1, 3, 3, is_end=False),
+    ]
+    assert sorted(scheduler.take_releases()) == [0, 1]
+
+
+def test_illegal_transitions_raise_before_anything_changes() -> None:
+    for state, allowed in TRANSITIONS.items():
+        for other in State:
+            sequence = Seq(request(), 0, state)
+            if other in allowed:
+                sequence.enter(other)
+                assert sequence.state is other
+            else:
+                with pytest.raises(AssertionError, match=f"{state.name} -> {other.name}"):
+                    sequence.enter(other)
+                assert sequence.state is state
+
+
+def test_a_plan_that_is_not_in_flight_is_refused() -> None:
+    scheduler = make()
+    scheduler.submit(request())
+    plan = launch(scheduler)
+    with pytest.raises(AssertionError, match="in flight"):
+        scheduler.plan(0.0)
+    finish_step(scheduler, plan)
+    with pytest.raises(AssertionError, match="not the step in flight"):
+        scheduler.commit(plan, [1], duration_s=0.0, now=0.0)
+
+
+def test_repr_shows_the_state() -> None:
+    scheduler = make()
+    for rid in "abc":
+        scheduler.submit(request(rid))
+    run_step(scheduler)
+    assert repr(scheduler) == "<Scheduler [2 waiting, 0 prefilling, 1 decoding | <SlotTable [1/4 taken, 4 tokens]>]>"
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Random operations. The model: what each slot holds, what each choice was given, who has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make(num_slots=3, capacity=96, max_chunk=20, queue=5, per_owner=4)
+        self.now = 0.0
+        self.num = 0
+        self.requests: dict[str, Request] = {}
+        self.plan: StepPlan | None = None
+        self.held: dict[int, list[int]] = {}
+        self.drawn: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        self.ended: Counter[tuple[str, int]] = Counter()
+        self.failed: set[str] = set()
+
+    @rule(
+        prompt_len=st.integers(1, 60),
+        max_tokens=st.integers(1, 12),
+        n=st.integers(1, 3),
+        deadline_s=st.one_of(st.just(float("inf")), st.integers(1, 20)),
+        owner=st.sampled_from("xy"),
+    )
+    def submit(self, prompt_len: int, max_tokens: int, n: int, deadline_s: float, owner: str) -> None:
+        self.num += 1
+        new = request(
+            f"r{self.num}",
+            prompt_len=prompt_len,
+            max_tokens=max_tokens,
+            n=n,
+            deadline_at=self.now + deadline_s,
+            owner=owner,
+        )
+        num_of_owner = sum(self.requests[rid].owner == owner for rid in self.live())
+        if num_of_owner == 4 or self.scheduler.num_queued == 5:
+            with pytest.raises(EdgeqwenError) as caught:
+                self.scheduler.submit(new)
+            assert caught.value.code == ("quota" if num_of_owner == 4 else "busy")
+            return
+        self.scheduler.submit(new)
+        self.requests[new.rid] = new
+
+    @precondition(lambda self: self.plan is None)
+    @rule()
+    def start_step(self) -> None:
+        self.plan = self.scheduler.plan(self.now)
+        for slot in self.scheduler.take_releases():
+            self.held.pop(slot, None)
+        if self.plan is None:
+            assert not self.live(), "something lives and nothing is planned"
+            return
+        slots = [chunk.slot for chunk in self.plan.batch.chunks]
+        assert slots == sorted(set(slots))
+        for chunk, (rid, choice) in zip(self.plan.batch.chunks, self.plan.sequences, strict=True):
+            tokens = self.held.setdefault(chunk.slot, [])
+            assert chunk.start == len(tokens), "every token exactly once, in order, and the slot was empty at first"
+            assert len(chunk.ids) <= 20
+            tokens += chunk.ids
+            whole = [*self.requests[rid].prompt_ids, *self.drawn[rid, choice]]
+            assert tokens == whole[: len(tokens)], "the slot holds this sequence and no other"
+            assert chunk.num_logits == (len(tokens) == len(whole))
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(tokens=st.lists(st.integers(1, 9), min_size=3, max_size=3), bad_row=st.integers(0, 12))
+    def land(self, tokens: list[int], bad_row: int) -> None:
+        assert self.plan is not None
+        plan, self.plan = self.plan, None
+        outcomes: list[Outcome] = [
+            None if not chunk.num_logits else RuntimeFailed("nan") if i == bad_row else tokens[i]
+            for i, chunk in enumerate(plan.batch.chunks)
+        ]
+        self.take(self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now))
+
+    @precondition(lambda self: self.plan is not None)
+    @rule()
+    def fail(self) -> None:
+        assert self.plan is not None
+        plan, self.plan = self.plan, None
+        live = {rid for rid, choice in plan.sequences if not self.ended[rid, choice] and rid not in self.failed}
+        events = self.scheduler.fail(plan, RuntimeFailed("boom"), now=self.now)
+        assert {event.rid for event in events} == live
+        self.take(events)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        rid = data.draw(st.sampled_from(sorted(self.requests)))
+        was_live = rid in self.live()
+        events = self.scheduler.cancel(rid, now=self.now)
+        assert bool(events) == was_live
+        self.take(events)
+        assert rid not in self.live()
+
+    @precondition(lambda self: self.drawn)
+    @rule(data=st.data())
+    def stop(self, data: st.DataObject) -> None:
+        rid, choice = data.draw(st.sampled_from(sorted(self.drawn)))
+        self.take(self.scheduler.stop(rid, choice, now=self.now))
+
+    @rule(seconds=st.integers(1, 5))
+    def pass_time(self, seconds: int) -> None:
+        self.now += seconds
+        self.take(self.scheduler.expire(self.now))
+        assert all(self.requests[rid].deadline_at > self.now for rid in self.live())
+
+    def take(self, events: Sequence[SchedulerEvent]) -> None:
+        for event in events:
+            assert event.rid not in self.failed, f"{event} after the failure"
+            match event:
+                case TokenDrawn():
+                    assert not self.ended[event.rid, event.choice], f"{event} after the end"
+                    self.drawn[event.rid, event.choice].append(event.token)
+                    assert len(self.drawn[event.rid, event.choice]) <= self.requests[event.rid].max_tokens
+                case SequenceEnded():
+                    self.ended[event.rid, event.choice] += 1
+                    assert self.ended[event.rid, event.choice] == 1, f"{event} twice"
+                case RequestFailed():
+                    self.failed.add(event.rid)
+
+    def live(self) -> set[str]:
+        return {
+            rid
+            for rid, new in self.requests.items()
+            if rid not in self.failed and any(not self.ended[rid, choice] for choice in range(new.n))
+        }
+
+    @invariant()
+    def accounts_are_in_order(self) -> None:
+        self.scheduler.check()
+        assert self.scheduler.num_running + self.scheduler.num_queued == len(self.live())
+
+    def teardown(self) -> None:
+        """Left alone, everything ends by itself and every slot comes back."""
+        for _ in range(1000):
+            if self.plan is not None:
+                self.land([1, 2, 3], 12)
+            self.start_step()
+            if self.plan is None:
+                break
+        assert not self.live()
+        assert self.scheduler.is_idle
+        for slot in self.scheduler.take_releases():
+            self.held.pop(slot, None)
+        assert not self.held
+
+
+TestRandomOperations = SchedulerMachine.TestCase
+TestRandomOperations.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
