@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._route()
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it so
         """Tests look at `Hub.requests` instead."""
 
     def _route(self) -> None:

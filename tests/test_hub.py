@@ -87,7 +87,7 @@ def test_an_unknown_revision_is_named(prefix: str, hub: Hub, tmp_path: Path) -> 
 
 def test_a_gated_model_says_what_to_do(hub: Hub, tmp_path: Path) -> None:
     hub.is_gated = True
-    with pytest.raises(ModelMissing, match="Org/Tiny is gated: accept its terms.*HF_TOKEN"):
+    with pytest.raises(ModelMissing, match=r"Org/Tiny is gated: accept its terms.*HF_TOKEN"):
         pull(REPO, settings=settings(hub, tmp_path))
 
 
