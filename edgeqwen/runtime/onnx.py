@@ -123,6 +123,8 @@ class OnnxRuntime:
             new[row] = self._padded_len(count)
             ends[row] = chunk.start + new[row]
             wanted.append(np.arange(count - chunk.num_logits, count, dtype=np.int64) + row * width)
+        if ids.max() >= self._spec.vocab_size or ids.min() < 0:  # the quantised embedding reads without a check
+            raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
         logits = self._run(first, ids, new, ends, np.concatenate(wanted))
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.stop

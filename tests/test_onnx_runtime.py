@@ -1,0 +1,207 @@
+"""The onnxruntime runtime: same bits in any company, slots that don't touch each other, errors that name the file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgeqwen.core.kernel import KERNEL_CHECK
+from edgeqwen.core.model import Quant
+from edgeqwen.core.package import GRAPH, open_package
+from edgeqwen.core.step import Batch, Chunk
+from edgeqwen.errors import ModelInvalid, RuntimeFailed
+from edgeqwen.runtime.kernel_check import check_kernel
+from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime, session_options
+from tests.models import Array, all_logits, scratch, tiny_package, tiny_runtime
+
+SEQUENCES = 4
+LENGTH = 90
+
+
+def sequences(vocab_size: int) -> list[list[int]]:
+    draw = np.random.default_rng(11)
+    return [[int(token) for token in draw.integers(0, vocab_size, LENGTH)] for _ in range(SEQUENCES)]
+
+
+@pytest.fixture(scope="module", params=["int8", "fp32"])
+def runtime(request: pytest.FixtureRequest) -> OnnxRuntime:
+    quant: Quant = request.param
+    return tiny_runtime(tiny_package("qwen3", quant), num_slots=SEQUENCES, capacity=128)
+
+
+@pytest.fixture(scope="module")
+def alone(runtime: OnnxRuntime) -> list[Array]:
+    """Logits of each sequence computed by itself in one chunk."""
+    return [all_logits(runtime, ids, chunk=LENGTH) for ids in sequences(runtime.spec.vocab_size)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_logits_are_the_same_bits_alone_and_in_any_ragged_batch(
+    runtime: OnnxRuntime, alone: list[Array], data: st.DataObject
+) -> None:
+    """Random steps: each moves a random subset of the sequences on by a random number of tokens, 0 to 40."""
+    ids = sequences(runtime.spec.vocab_size)
+    done = [0] * SEQUENCES
+    while min(done) < LENGTH:
+        counts = data.draw(st.lists(st.integers(0, 40), min_size=SEQUENCES, max_size=SEQUENCES))
+        chunks = tuple(
+            Chunk(slot, start, tuple(ids[slot][start : start + count]), len(ids[slot][start : start + count]))
+            for slot, (start, count) in enumerate(zip(done, counts, strict=True))
+            if count and start < LENGTH
+        )
+        if not chunks:
+            chunks = tuple(Chunk(slot, at, (ids[slot][at],)) for slot, at in enumerate(done) if at < LENGTH)[:1]
+        result = runtime.step(Batch(chunks))
+        for chunk, logits in zip(chunks, result.logits, strict=True):
+            assert np.array_equal(logits, alone[chunk.slot][chunk.start : chunk.stop]), chunk
+            done[chunk.slot] = chunk.stop
+    for slot in range(SEQUENCES):
+        runtime.release(slot)
+
+
+def test_int4_gives_close_logits_in_any_chunking_though_not_the_same_bits() -> None:
+    runtime = tiny_runtime(tiny_package("qwen3", "int4"))
+    ids = sequences(runtime.spec.vocab_size)[0]
+    whole, single = all_logits(runtime, ids, chunk=LENGTH), all_logits(runtime, ids, chunk=1)
+    assert np.abs(whole - single).max() < 0.2 * whole.std()
+
+
+def test_a_sequence_that_is_cut_back_goes_on_as_if_it_had_never_been_longer(runtime: OnnxRuntime) -> None:
+    ids = sequences(runtime.spec.vocab_size)[0]
+    runtime.step(Batch((Chunk(0, 0, tuple(ids[:60]), 0),)))
+    (first,) = runtime.step(Batch((Chunk(0, 20, tuple(ids[20:50]), 30),))).logits
+    kept = first.copy()
+    runtime.release(0)
+    assert np.array_equal(kept, all_logits(runtime, ids[:50], chunk=50)[20:])
+
+
+def test_a_hole_between_two_slots_keeps_its_cache(runtime: OnnxRuntime, alone: list[Array]) -> None:
+    ids = sequences(runtime.spec.vocab_size)
+    for slot in range(3):
+        runtime.step(Batch((Chunk(slot, 0, tuple(ids[slot][:33]), 0),)))
+    runtime.step(Batch((Chunk(0, 33, (ids[0][33],)), Chunk(2, 33, (ids[2][33],)))))
+    (logits,) = runtime.step(Batch((Chunk(1, 33, (ids[1][33],)),))).logits
+    assert np.array_equal(logits[0], alone[1][33])
+    for slot in range(3):
+        runtime.release(slot)
+
+
+def test_kv_that_is_read_and_written_elsewhere_or_moved_carries_the_sequence(
+    runtime: OnnxRuntime, alone: list[Array]
+) -> None:
+    ids = sequences(runtime.spec.vocab_size)[0]
+    runtime.step(Batch((Chunk(0, 0, tuple(ids[:50]), 0),)))
+    data = runtime.read_kv(0, 0, 50)
+    runtime.release(0)
+    runtime.write_kv(3, 0, data)
+    runtime.move(3, 1)
+    (logits,) = runtime.step(Batch((Chunk(1, 50, tuple(ids[50:55]), 5),))).logits
+    assert np.array_equal(logits, alone[0][50:55])
+    runtime.release(1)
+
+
+def test_the_last_position_of_a_slot_can_be_used(runtime: OnnxRuntime) -> None:
+    capacity = runtime.spec.capacity
+    ids = (sequences(runtime.spec.vocab_size)[0] * 2)[:capacity]
+    whole = all_logits(runtime, ids, chunk=capacity)
+    assert np.array_equal(all_logits(runtime, ids, chunk=capacity - 1)[-1], whole[-1])
+
+
+def test_no_logits_are_computed_when_none_are_asked_for(runtime: OnnxRuntime) -> None:
+    (logits,) = runtime.step(Batch((Chunk(0, 0, (1, 2, 3), 0),))).logits
+    assert logits.shape == (0, runtime.spec.vocab_size)
+    runtime.release(0)
+
+
+def test_a_released_slot_gives_its_memory_back() -> None:
+    runtime = tiny_runtime(tiny_package("qwen3", "fp32"), num_slots=2, capacity=2048)
+    before = _resident_bytes()
+    ids = tuple(sequences(runtime.spec.vocab_size)[0] * 22)
+    for start in range(0, len(ids), 256):
+        runtime.step(Batch((Chunk(0, start, ids[start : start + 256], 0),)))
+    held = len(ids) * runtime.spec.kv_bytes_per_token
+    full = _resident_bytes()
+    runtime.release(0)
+    assert full - before >= held * 0.9
+    assert full - _resident_bytes() >= held * 0.9
+
+
+def test_a_failing_step_is_a_runtime_error_and_the_runtime_goes_on(runtime: OnnxRuntime, alone: list[Array]) -> None:
+    ids = sequences(runtime.spec.vocab_size)[0]
+    with pytest.raises(RuntimeFailed, match="vocabulary"):
+        runtime.step(Batch((Chunk(0, 0, (runtime.spec.vocab_size,)),)))
+    runtime.release(0)
+    assert np.array_equal(all_logits(runtime, ids, chunk=30), alone[0])
+
+
+@pytest.mark.parametrize("target", ["any", "vnni"])
+def test_both_weight_forms_compute_the_same_bits(target: str) -> None:
+    reference = tiny_runtime(tiny_package("qwen3", "int8"))
+    other = tiny_runtime(tiny_package("qwen3", "int8", target="any" if target == "any" else "vnni"))
+    ids = sequences(reference.spec.vocab_size)[0]
+    assert np.array_equal(all_logits(reference, ids, chunk=30), all_logits(other, ids, chunk=30))
+
+
+@pytest.mark.parametrize("target", ["any", "vnni"])
+def test_the_kernel_check_passes_here_and_tells_a_wrong_product(target: str, tmp_path: Path) -> None:
+    package = open_package(tiny_package("qwen3", "int8", target="any" if target == "any" else "vnni"))
+    form = package.manifest.weight_form
+    check_kernel(package.path / KERNEL_CHECK, form, session_options(1))
+    graph = onnx.load(str(package.path / KERNEL_CHECK))
+    weights = next(tensor for tensor in graph.graph.initializer if tensor.name == "weights")
+    weights.raw_data = bytes([weights.raw_data[0] ^ 1]) + weights.raw_data[1:]
+    onnx.save(graph, str(tmp_path / KERNEL_CHECK))
+    with pytest.raises(ModelInvalid, match="--target any"):
+        check_kernel(tmp_path / KERNEL_CHECK, form, session_options(1))
+
+
+EMULATED = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.models import all_logits, tiny_runtime
+package, ids, out = sys.argv[1:]
+np.save(out, all_logits(tiny_runtime(Path(package), capacity=64), [int(i) for i in ids.split(",")], chunk=13))
+"""
+
+
+@pytest.mark.parametrize("target", ["any", "vnni"])
+def test_a_processor_with_avx2_but_no_vnni_answers_rightly(target: str, tmp_path: Path) -> None:
+    """Emulated: signed weights would saturate there if they reached the usual kernel."""
+    emulator = shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("qemu-x86_64 is not installed (Debian: apt-get install qemu-user)")
+    package = tiny_package("qwen3", "int8", target="any" if target == "any" else "vnni")
+    runtime = tiny_runtime(package)
+    ids = sequences(runtime.spec.vocab_size)[0][:26]
+    command = [emulator, "-cpu", "Haswell", sys.executable, "-c", EMULATED, str(package)]
+    command += [",".join(map(str, ids)), str(tmp_path / "logits.npy")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    emulated, here = np.load(tmp_path / "logits.npy"), all_logits(runtime, ids, chunk=13)
+    assert np.abs(emulated - here).max() < 0.05 * here.std()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "noise"])
+def test_a_broken_graph_is_named(damage: str) -> None:
+    folder = scratch() / f"broken-{damage}"
+    shutil.copytree(tiny_package("qwen3", "fp32"), folder)
+    content = (folder / GRAPH).read_bytes()
+    broken = {"empty": b"", "cut": content[: len(content) // 2], "noise": bytes(len(content))}[damage]
+    (folder / GRAPH).write_bytes(broken)
+    package = open_package(tiny_package("qwen3", "fp32"))
+    with pytest.raises(ModelInvalid, match=GRAPH):
+        OnnxRuntime.load(type(package)(folder, package.manifest, {}), OnnxOptions(num_threads=1))
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
