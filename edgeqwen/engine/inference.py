@@ -83,6 +83,7 @@ class Inference:
         self._thread = EngineThread()
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self._settled = asyncio.Event()  # loading is over, one way or the other
         self._rids = itertools.count(seed_source() & 0xFFFFF)  # not those of the process before
 
@@ -270,7 +271,10 @@ class Inference:
         self._settled.set()
 
     async def close(self) -> None:
-        """Cancel what is left and free the runtime. A step that hangs is given up after a few seconds."""
+        """Cancel what is left and free the runtime; once is enough. A step that hangs is given up after a while."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         self._refuse_work()
         self._text.close()
         engine = self._engine

@@ -78,7 +78,7 @@ class Scheduler:
         return not self._groups and not self._in_flight
 
     def submit(self, request: Request) -> int:
-        """Queue a request; returns how many requests stand before it.
+        """Queue a request; returns how many wait before it.
 
         Raises `EdgeqwenError` and changes nothing: `too_long` (prompt and answer exceed a slot), `quota`, `busy`.
         """
