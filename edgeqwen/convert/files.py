@@ -125,6 +125,9 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(self._prefix + name)
 
+    def members(self) -> Mapping[str, Any]:
+        return self._values
+
     def integer(self, name: str, default: int | None = None, *, maximum: int = 1 << 31) -> int:
         """A positive integer up to `maximum`."""
         value = self.get(name)
@@ -134,6 +137,15 @@ class Fields:
             raise self.error(name, "is missing")
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= maximum:
             raise self.error(name, f"must be an integer from 1 to {maximum:,}, not {_shown(value)}")
+        return value
+
+    def count(self, name: str) -> int:
+        """An integer from 0 up; 0 if absent."""
+        value = self.get(name)
+        if value is None:
+            return 0
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.error(name, f"must be an integer from 0 up, not {_shown(value)}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

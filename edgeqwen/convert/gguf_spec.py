@@ -110,12 +110,24 @@ def canonical_names(path: Path, header: GgufHeader, spec: ModelSpec) -> dict[str
     return names
 
 
+def stored_name(canonical: str) -> str:
+    """The name that GGUF files have for a canonical one."""
+    for name, whole in WHOLE.items():
+        if whole == canonical:
+            return name
+    layer, _, rest = canonical.removeprefix("model.layers.").partition(".")
+    stem, _, suffix = rest.rpartition(".")
+    in_layer = {theirs: name for name, theirs in IN_LAYER.items()}
+    return f"blk.{layer}.{in_layer[stem]}.{suffix}"
+
+
 def _refuse_variants(fields: Fields) -> None:
     """Members of the families that compute something else: mixtures of experts, windowed attention."""
-    if fields.get("expert_count"):
-        raise fields.error("expert_count", f"is {fields.get('expert_count')}: mixtures of experts are not supported")
-    window = fields.get("attention.sliding_window")
-    if window and window < fields.integer("context_length"):
+    num_experts = fields.count("expert_count")
+    if num_experts:
+        raise fields.error("expert_count", f"is {num_experts}: mixtures of experts are not supported")
+    window = fields.count("attention.sliding_window")
+    if 0 < window < fields.integer("context_length"):
         raise fields.error("attention.sliding_window", f"is {window}: sliding-window attention is not supported")
 
 

@@ -78,7 +78,7 @@ def _vocabulary(fields: Fields) -> GgufVocabulary:
         raise fields.error("tokens", "is missing: the file has no tokenizer")
     if types is None:
         types = np.full(len(texts), TokenType.NORMAL)
-    if not isinstance(types, np.ndarray) or len(types) != len(texts):
+    if not isinstance(types, np.ndarray) or types.dtype.kind not in "iu" or len(types) != len(texts):
         raise fields.error("token_type", f"must have one number for each of the {len(texts):,} tokens")
     used = np.flatnonzero(types != TokenType.UNUSED)
     if not len(used):
@@ -155,6 +155,6 @@ def _generation_config(path: Path, header: GgufHeader, eos: tuple[int, ...]) -> 
         config = {
             name: header.metadata[f"general.sampling.{key}"]
             for key, name in SAMPLING.items()
-            if isinstance(header.metadata.get(f"general.sampling.{key}"), int | float)
+            if type(header.metadata.get(f"general.sampling.{key}")) in (int, float)
         }
     return {**config, "eos_token_id": list(eos)}

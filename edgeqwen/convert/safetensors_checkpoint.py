@@ -125,7 +125,8 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
         raise ModelMissing(f"{folder} holds neither {SINGLE} nor {INDEX}{advice}")
     index = Fields(index_path, read_json(index_path))
     shards: dict[Path, set[str] | None] = {}
-    for name, file_name in (index.get("weight_map") or {}).items():
+    weight_map = index.table("weight_map")
+    for name, file_name in (weight_map.members() if weight_map else {}).items():
         names = shards.setdefault(folder / _inside(index, file_name), set())
         assert names is not None
         names.add(name)

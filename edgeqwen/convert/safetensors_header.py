@@ -70,8 +70,8 @@ def _extent(file: DataFile, name: str, info: Any) -> tuple[int, int]:
         dtype, shape, (begin, end) = info["dtype"], info["shape"], info["data_offsets"]
     except (TypeError, KeyError, ValueError) as e:
         raise _error(file, f"describes tensor '{name}' without dtype, shape or data_offsets") from e
-    bits = 8 * READABLE[dtype] if dtype in READABLE else OTHER_TYPES.get(dtype) if isinstance(dtype, str) else None
-    if bits is None:
+    bits = (8 * READABLE.get(dtype, 0) or OTHER_TYPES.get(dtype, 0)) if isinstance(dtype, str) else 0
+    if not bits:
         raise _error(file, f"stores tensor '{name}' in the unknown type {str(dtype)[:40]!r}")
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
     if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers):

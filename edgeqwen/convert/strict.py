@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeqwen.convert.checkpoint import expected_tensors
@@ -15,25 +15,24 @@ def check_tensors(
     spec: ModelSpec,
     found: Mapping[str, tuple[int, ...]],
     *,
-    stored_names: Mapping[str, str] | None = None,
+    stored_name: Callable[[str], str] = str,
 ) -> None:
     """Raises `ModelInvalid` naming the first tensor that is missing, unexpected or of another shape.
 
-    `stored_names` gives the names that the file uses where they are not the canonical ones.
+    `stored_name` gives the name that the file has for a canonical one.
     """
-    names = stored_names or {}
     expected = expected_tensors(spec)
     for name, shape in expected.items():
         if name not in found:
-            raise ModelInvalid(f"{path}: tensor '{names.get(name, name)}' is missing{_summary(expected, found)}")
+            raise ModelInvalid(f"{path}: tensor '{stored_name(name)}' is missing{_summary(expected, found)}")
         if found[name] != shape:
             raise ModelInvalid(
-                f"{path}: tensor '{names.get(name, name)}' has shape {list(found[name])}, but the configuration "
+                f"{path}: tensor '{stored_name(name)}' has shape {list(found[name])}, but the configuration "
                 f"asks for {list(shape)}: weights and configuration belong to different models"
             )
     for name in found:
         if name not in expected:
-            raise ModelInvalid(f"{path}: tensor '{names.get(name, name)}' is not part of a {spec.family} model")
+            raise ModelInvalid(f"{path}: tensor '{stored_name(name)}' is not part of a {spec.family} model")
 
 
 def _summary(expected: Mapping[str, object], found: Mapping[str, object]) -> str:
