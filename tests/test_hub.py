@@ -17,7 +17,7 @@ from edgeqwen.convert.download import RemoteFile, download
 from edgeqwen.convert.hub import HubSettings, ModelId, choose_files, is_reachable, parse_id, pull
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Source
-from edgeqwen.errors import BadRequest, CannotWrite, ModelInvalid, ModelMissing
+from edgeqwen.errors import EXIT_CANNOT_WRITE, BadRequest, CannotWrite, ModelInvalid, ModelMissing
 from tests.checkpoints import write_gguf_model, write_safetensors_model
 from tests.hub_server import COMMIT, REPO, Hub, serve_hub
 
@@ -150,18 +150,32 @@ def test_the_hub_library_resumes_within_a_pull(hub: Hub, tmp_path: Path, monkeyp
     open_checkpoint(pulled.path).close()
 
 
-def test_a_full_disk_is_a_file_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
-    hub.files["weights"] = BIG
+@pytest.fixture
+def one_mebibyte_files() -> Iterator[None]:
+    """Files cannot grow beyond 1 MiB, as on a disk that is full then."""
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(CannotWrite, match=f"weights.*{os.strerror(errno.EFBIG)}"):
-            download(RemoteFile(f"{hub.endpoint}/{REPO}/resolve/main/weights", len(BIG)), tmp_path / "weights")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, old)
-    assert not (tmp_path / "weights").exists()
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, old)
+
+
+@pytest.mark.usefixtures("one_mebibyte_files")
+@pytest.mark.parametrize("prefix", ["", "modelscope:"])
+def test_a_full_disk_is_a_file_that_cannot_be_written(prefix: str, hub: Hub, tmp_path: Path) -> None:
+    hub.files["model.safetensors"] = BIG
+    with pytest.raises(CannotWrite, match=f"{tmp_path}.* cannot be written.*{os.strerror(errno.EFBIG)}") as error:
+        pull(prefix + REPO, settings=settings(hub, tmp_path))
+    assert error.value.exit_code == EXIT_CANNOT_WRITE
+    assert not list(tmp_path.rglob("model.safetensors"))
+
+
+@pytest.mark.parametrize("prefix", ["", "modelscope:"])
+def test_a_cache_that_is_no_folder_cannot_be_written(prefix: str, hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(CannotWrite, match=r"cache.* cannot be written"):
+        pull(prefix + REPO, settings=settings(hub, tmp_path / "cache"))
 
 
 def test_a_gguf_file_is_pulled_by_name(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import errno
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from edgeqwen.convert.hub import SIDE_FILES, FileProgress, HubSettings, ModelId, PulledFolder, choose_files
 from edgeqwen.core.model import Source
 from edgeqwen.errors import CannotWrite, EdgeqwenError, ModelMissing
 
-TIMEOUT_S = 10.0
+TIMEOUT_S: Final = 10.0
+DISK_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def pull_huggingface(
@@ -161,13 +162,8 @@ def _mapped(error: Exception, model_id: ModelId, settings: HubSettings, revision
         return ModelMissing(f"{repo} is not in the cache, or not all of it, and HF_HUB_OFFLINE forbids fetching it")
     if isinstance(error, errors.HfHubHTTPError):
         return ModelMissing(f"{where} answered {error.response.status_code} for {repo}: try again later")
-    if isinstance(error, OSError) and error.errno in (
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.EACCES,
-        errno.EPERM,
-    ):
+    is_of_disk = isinstance(error, OSError) and (error.filename is not None or error.errno in DISK_ERRORS)
+    if isinstance(error, OSError) and is_of_disk:
         place = error.filename or settings.cache or "the hub's cache"
         return CannotWrite(f"{place} cannot be written while {repo} is fetched: {error.strerror}")
     detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
