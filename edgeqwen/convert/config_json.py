@@ -25,11 +25,10 @@ from edgeqwen.convert.side_files import (
     token_ids,
     with_special_tokens,
 )
+from edgeqwen.convert.strict import FAMILIES, MAX_LAYERS
 from edgeqwen.core.model import Family, ModelSpec, RopeScaling
 from edgeqwen.errors import ModelInvalid
 
-FAMILIES: Final = ("qwen3", "qwen2", "llama")
-MAX_LAYERS: Final = 1024
 DEFAULT_THETA: Final = 10000.0
 QWEN_END_TEXTS: Final = ("<|im_end|>", "<|endoftext|>")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgeqwen.convert.checkpoint import BlockTensor, Float32Array, SideFiles, TensorInfo
 from edgeqwen.convert.files import DataFile
 from edgeqwen.convert.gguf_header import GgufTensor, read_header
-from edgeqwen.convert.gguf_spec import canonical_names, check_architecture, read_spec, stored_name
+from edgeqwen.convert.gguf_spec import canonical_names, check_architecture, read_spec, stored_name, with_tokens
 from edgeqwen.convert.gguf_tokenizer import read_side_files
 from edgeqwen.convert.rows import decode_plain, not_finite, read_rows
 from edgeqwen.convert.strict import check_tensors
@@ -30,13 +30,18 @@ def open_gguf(path: Path, source: Source | None = None) -> GgufCheckpoint:
     try:
         header = read_header(file)
         check_architecture(path, header)
-        tokens = read_side_files(path, header)
-        spec = read_spec(file, header, num_tokens=tokens.num_tokens, eos_token_ids=tokens.eos_token_ids)
+        spec = read_spec(file, header)
         names = canonical_names(path, header, spec)
         stored = {name: header.tensors[name_there] for name, name_there in names.items()}
-        check_tensors(path, spec, {name: tensor.shape for name, tensor in stored.items()}, stored_name=stored_name)
+        shapes = {name: tensor.shape for name, tensor in stored.items()}
+        check_tensors(path, spec, shapes, stored_name=stored_name)
+        text = read_side_files(path, header)  # last: it takes longest
         return GgufCheckpoint(
-            file, spec=spec, stored=stored, side_files=tokens.side_files, source=source or Source("gguf", path.name)
+            file,
+            spec=with_tokens(path, spec, text),
+            stored=stored,
+            side_files=text.side_files,
+            source=source or Source("gguf", path.name),
         )
     except BaseException:
         file.close()

@@ -7,16 +7,17 @@ import re
 from pathlib import Path
 from typing import Final, cast
 
+import msgspec
 import numpy as np
 
 from edgeqwen.convert.checkpoint import EMBEDDING, FINAL_NORM, OUTPUT, Float32Array
 from edgeqwen.convert.files import DataFile, Fields
 from edgeqwen.convert.gguf_header import GgufHeader, GgufTensor
+from edgeqwen.convert.side_files import TextFiles
+from edgeqwen.convert.strict import FAMILIES, MAX_LAYERS
 from edgeqwen.core.model import Family, ModelSpec, RopeScaling
 from edgeqwen.errors import ModelInvalid
 
-FAMILIES: Final = ("qwen3", "qwen2", "llama")
-MAX_LAYERS: Final = 1024
 ROPE_FACTORS: Final = "rope_freqs.weight"
 
 WHOLE: Final = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": OUTPUT}
@@ -54,8 +55,8 @@ def check_architecture(path: Path, header: GgufHeader) -> Family:
     return cast(Family, architecture)
 
 
-def read_spec(file: DataFile, header: GgufHeader, *, num_tokens: int, eos_token_ids: tuple[int, ...]) -> ModelSpec:
-    """The shape that metadata and tensors agree on; raises `ModelInvalid`."""
+def read_spec(file: DataFile, header: GgufHeader) -> ModelSpec:
+    """The shape that metadata and tensors agree on, without what the tokenizer says; raises `ModelInvalid`."""
     path = file.path
     family = check_architecture(path, header)
     fields = Fields(path, header.metadata, prefix=f"{family}.")
@@ -71,14 +72,10 @@ def read_spec(file: DataFile, header: GgufHeader, *, num_tokens: int, eos_token_
         raise fields.error("attention.head_count_kv", f"is {num_kv_heads}, no divisor of {num_heads} heads")
     theta = fields.number("rope.freq_base", 10000.0)
     vocab_size = _tensor(path, header, "token_embd.weight").shape[0]
-    if num_tokens > vocab_size:
-        raise ModelInvalid(
-            f"{path}: the tokenizer has {num_tokens:,} tokens, 'token_embd.weight' only {vocab_size:,} rows"
-        )
     return ModelSpec(
         family=family,
         vocab_size=vocab_size,
-        num_tokens=num_tokens,
+        num_tokens=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length"),
         num_layers=fields.integer("block_count", maximum=MAX_LAYERS),
@@ -89,11 +86,20 @@ def read_spec(file: DataFile, header: GgufHeader, *, num_tokens: int, eos_token_
         rms_norm_eps=_rounded(fields.number("attention.layer_norm_rms_epsilon")),
         rope_theta=_rounded(theta),
         tie_embeddings="output.weight" not in header.tensors,
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=(),
         rope_scaling=_rope_scaling(file, header, fields, theta=theta, head_dim=head_dim),
         has_qk_norm=family == "qwen3",
         has_qkv_bias=family == "qwen2" or "blk.0.attn_q.bias" in header.tensors,
     )
+
+
+def with_tokens(path: Path, spec: ModelSpec, text: TextFiles) -> ModelSpec:
+    """`spec` with the number of real tokens and the end tokens; raises `ModelInvalid` if there are more than rows."""
+    if text.num_tokens > spec.vocab_size:
+        raise ModelInvalid(
+            f"{path}: the tokenizer has {text.num_tokens:,} tokens, 'token_embd.weight' only {spec.vocab_size:,} rows"
+        )
+    return msgspec.structs.replace(spec, num_tokens=text.num_tokens, eos_token_ids=text.eos_token_ids)
 
 
 def canonical_names(path: Path, header: GgufHeader, spec: ModelSpec) -> dict[str, str]:

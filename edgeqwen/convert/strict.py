@@ -1,13 +1,18 @@
-"""Strict comparison of what a checkpoint holds with what its model needs."""
+"""What every reader checks: the families there are, and the tensors that a model of a family must have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, get_args
 
 from edgeqwen.convert.checkpoint import expected_tensors
-from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.model import Family, ModelSpec
 from edgeqwen.errors import ModelInvalid
+
+FAMILIES: Final[tuple[str, ...]] = get_args(Family)
+MAX_LAYERS: Final = 1024
+"""Far above any model; keeps a hostile number from filling the memory with names."""
 
 
 def check_tensors(
