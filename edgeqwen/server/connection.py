@@ -14,10 +14,11 @@ from typing import Any, Final, Protocol, cast
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.frames import sniff
 from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
 from edgeqwen.server.lines import LineSession
 from edgeqwen.server.operations import Operations
-from edgeqwen.server.peers import Peer, is_hung_up, peer_of
+from edgeqwen.server.peers import is_hung_up, peer_of
 
 FLOOD_FACTOR: Final = 4
 """Replies may pile up to this many times the high water before requests are no longer read."""
@@ -25,6 +26,9 @@ FLOOD_FACTOR: Final = 4
 
 class HttpSession(Protocol):
     """A connection that speaks HTTP, once the first byte said so; it is told what `asyncio.Protocol` is told."""
+
+    @property
+    def is_idle(self) -> bool: ...
 
     def data_received(self, data: bytes) -> None: ...
 
@@ -83,7 +87,9 @@ class Connection(asyncio.Protocol):
     @property
     def is_idle(self) -> bool:
         """Whether nothing is owed to the client."""
-        return self._http is None and (self._lines is None or not self._lines.is_busy)
+        if self._http is not None:
+            return self._http.is_idle
+        return self._lines is None or not self._lines.is_busy
 
     # What the event loop calls.
 

@@ -27,9 +27,9 @@ from edgeqwen.protocol.messages import (
     read_id,
     read_operation,
 )
+from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
 from edgeqwen.server.operations import Operations
-from edgeqwen.server.peers import Peer
 from edgeqwen.server.turns import Turn, Turns
 from edgeqwen.server.work import Work
 

@@ -6,15 +6,18 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
 from edgeqwen.server.operations import Operations
-from edgeqwen.server.peers import Peer
+
+if TYPE_CHECKING:
+    from edgeqwen.http.front import HttpFront
 
 RETRY_MS: Final = 1000
 KEPT_FOR_ADMIN: Final = 1
@@ -44,9 +47,15 @@ class SocketServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._bound: list[BoundSocket] = []
         self._gone = asyncio.Event()
+        self._http: HttpFront | None = None
 
     def __repr__(self) -> str:
         return f"<SocketServer [{len(self._connections)} connections | {len(self._bound)} sockets]>"
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """Open connections that were admitted."""
+        return frozenset(self._connections)
 
     async def start(self, bound: BoundSocket) -> None:
         """Accept connections of `bound`, which from now on belongs to the server."""
@@ -110,4 +119,8 @@ class SocketServer:
 
     def open_http(self, transport: asyncio.Transport, peer: Peer) -> HttpSession:
         """The HTTP side of a connection; the library behind it is imported when it is first needed."""
-        raise NotImplementedError
+        if self._http is None:
+            from edgeqwen.http.front import HttpFront
+
+            self._http = HttpFront(self.inference, self.operations, self.limits)
+        return self._http.open(transport, peer)

@@ -31,7 +31,7 @@ from edgeqwen.protocol.messages import (
     Stats,
     Tokenize,
 )
-from edgeqwen.server.peers import Peer
+from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.work import Work
 
 RETRY_MS: Final = 1000

@@ -11,22 +11,14 @@ import select
 import socket
 import struct
 from asyncio import BaseTransport
-from dataclasses import dataclass
 from typing import Final
+
+from edgeqwen.protocol.peer import Peer
 
 NOBODY: Final = frozenset({65534, 0xFFFFFFFF})
 """The overflow uid (a user that this user namespace does not map) and -1: nobody in particular, so not served."""
 
 _UCRED: Final = struct.Struct("iII")  # pid_t, uid_t, gid_t
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """`owner` keys all that belongs to the caller; an admin may stop the daemon and cancel for everybody."""
-
-    uid: int
-    owner: str
-    is_admin: bool
 
 
 def peer_of(transport: BaseTransport) -> Peer | None:

@@ -40,6 +40,8 @@ class Work:
         self._num_choices = form.num_choices
         self._generation: Generation | None = None
         self._task: asyncio.Task[None] | None = None
+        self._has_begun = False  # a task that is cancelled before its first step runs nothing at all
+        self._is_cancelled = False
 
     def start(self) -> None:
         assert self._task is None
@@ -47,10 +49,15 @@ class Work:
 
     def cancel(self) -> None:
         """Ask for the end; the final frame says `cancelled` unless the generation ended before."""
+        self._is_cancelled = True
         if self._generation is not None:
             self._generation.cancel()
-        elif self._task is not None:
+        elif self._task is not None and self._has_begun:
             self._task.cancel()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
 
     def pump(self) -> None:
         """Go on emitting: the client reads again."""
@@ -60,8 +67,11 @@ class Work:
         self._answer.push(event)
 
     async def _submit(self) -> None:
-        loop = asyncio.get_running_loop()
-        began_at = loop.time()
+        self._has_begun = True
+        began_at = asyncio.get_running_loop().time()
+        if self.is_cancelled:
+            self._end_unheard(0.0)
+            return
         try:
             generation = await self._inference.submit(self._given, owner=self._owner, sink=self._on_event)
         except EdgeqwenError as exc:
@@ -69,10 +79,7 @@ class Work:
             return
         except asyncio.CancelledError:
             # Only `cancel` does this, and the engine has no request then.
-            waited_ms = round(1000 * (loop.time() - began_at))
-            ms = Timings(waited_ms, waited_ms, waited_ms)
-            finishes: list[FinishReason] = ["cancelled"] * self._num_choices
-            self._answer.push(Done("", tuple(finishes), Usage(0, 0, 0), ms))
+            self._end_unheard(asyncio.get_running_loop().time() - began_at)
             return
         except Exception as exc:
             # The client must get its final frame whatever went wrong; the text of a foreign error may hold its prompt.
@@ -82,6 +89,14 @@ class Work:
         self._generation = generation
         self._on_accepted(generation.rid)
         self._answer.set_resolved(generation.params, generation.prompt_ids)
+        if self.is_cancelled:  # an echoed prompt alone may be more than a reply can hold
+            generation.cancel()
+
+    def _end_unheard(self, waited_s: float) -> None:
+        """Cancelled before the engine had the request: the client gets a final frame all the same."""
+        waited_ms = round(1000 * waited_s)
+        finishes: list[FinishReason] = ["cancelled"] * self._num_choices
+        self._answer.push(Done("", tuple(finishes), Usage(0, 0, 0), Timings(waited_ms, waited_ms, waited_ms)))
 
     def _refuse(self, error: EdgeqwenError) -> None:
         members: dict[str, Any] = error_members(error)

@@ -1,0 +1,37 @@
+"""JSON responses, and errors in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from edgeqwen.errors import CODES, EdgeqwenError
+
+JSON_TYPE: Final = "application/json"
+
+
+def error_members(error: EdgeqwenError) -> dict[str, Any]:
+    """OpenAI's error object; `code` is ours, `param` the field at fault."""
+    status = CODES[error.code].http_status
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.field, "code": error.code}}
+
+
+def error_body(error: EdgeqwenError) -> bytes:
+    return msgspec.json.encode(error_members(error))
+
+
+def retry_headers(error: EdgeqwenError) -> dict[str, str]:
+    return {} if error.retry_ms is None else {"Retry-After": str(max(1, math.ceil(error.retry_ms / 1000)))}
+
+
+def error_response(error: EdgeqwenError, *, status: int | None = None) -> web.Response:
+    status = CODES[error.code].http_status if status is None else status
+    return web.Response(body=error_body(error), status=status, content_type=JSON_TYPE, headers=retry_headers(error))
+
+
+def json_response(members: dict[str, Any], *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(members), status=status, content_type=JSON_TYPE)

@@ -1,0 +1,67 @@
+"""What a request must satisfy before its content counts: where it comes from, and a body of bounded size and time."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any, Final
+
+from aiohttp import web
+
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.protocol.frames import decode_object
+from edgeqwen.protocol.limits import WireLimits
+
+_LOOPBACK_ORIGIN: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
+
+
+def check_source(request: web.BaseRequest) -> None:
+    """Refuse what a page of another site made a browser send. Raises `forbidden`.
+
+    Programs send neither header; Node sends other `Sec-Fetch-*` headers, which say nothing.
+    """
+    if request.headers.get("Sec-Fetch-Site") in {"cross-site", "same-site"}:
+        raise EdgeqwenError("requests from other sites are refused", code="forbidden", field="Sec-Fetch-Site")
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return
+    if origin != f"http://{request.headers.get('Host')}" or not _LOOPBACK_ORIGIN.fullmatch(origin):
+        raise EdgeqwenError("requests from this origin are refused", code="forbidden", field="Origin")
+
+
+async def read_body(request: web.BaseRequest, limits: WireLimits) -> bytes:
+    """The body. Raises `too_large`, `timeout` (it did not come in time), `bad_request` (a coding we do not speak)."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise EdgeqwenError("Content-Encoding is not supported", code="bad_request", field="Content-Encoding")
+    too_large = EdgeqwenError(f"the body is longer than {limits.line_bytes} bytes", code="too_large")
+    if (request.content_length or 0) > limits.line_bytes:
+        raise too_large
+    await _answer_expectation(request)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for piece in request.content.iter_any():
+                body += piece
+                if len(body) > limits.line_bytes:
+                    raise too_large
+    except TimeoutError as exc:
+        raise EdgeqwenError(f"the body was not complete within {limits.body_s:g} s", code="timeout") from exc
+    return bytes(body)
+
+
+async def _answer_expectation(request: web.BaseRequest) -> None:
+    """Clients with a large body ask first whether to send it (RFC 9110, 10.1.1)."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the interim response does not count as a response that has begun
+
+
+async def read_object(request: web.BaseRequest, limits: WireLimits, *, may_be_empty: bool = False) -> dict[str, Any]:
+    """The body as a JSON object, under the same rules as a line of the socket protocol."""
+    body = (await read_body(request, limits)).strip()
+    if not body and may_be_empty:
+        return {}
+    try:
+        return decode_object(body, max_nesting=limits.nesting)
+    except EdgeqwenError as exc:
+        raise EdgeqwenError(exc.message.replace("line 1", "the body"), code=exc.code) from exc

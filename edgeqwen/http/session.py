@@ -1,0 +1,132 @@
+"""One connection that speaks HTTP: the first header block is checked here, then the library has the connection.
+
+The library limits single header lines and their number, but neither the block nor the time it takes to come; hence the
+guard. On a connection that is kept alive the next request's headers stand under the library's limits and its keep-alive
+timer, which runs until a request is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http.replies import error_body, error_response
+from edgeqwen.protocol.limits import WireLimits
+
+log = logging.getLogger(__name__)
+
+HEAD_END: Final = b"\r\n\r\n"
+MAX_HEADERS: Final = 64
+REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+class HttpHandler(RequestHandler):
+    """The library's protocol class, with errors in our form and nothing of the client's in the log."""
+
+    __slots__ = ()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._messages and not self._request_in_progress
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500:
+            log.error("an HTTP request failed: %s", type(exc).__name__)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the response has begun and cannot become an error")
+        text = "internal error" if status >= 500 else "the HTTP request is malformed"
+        response = error_response(EdgeqwenError(text, code="engine" if status >= 500 else "bad_request"), status=status)
+        response.force_close()
+        return response
+
+
+class HttpServer(web.Server):
+    """Makes the protocol objects. `handler` answers a request; its task is cancelled when the client hangs up."""
+
+    def __init__(
+        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, limits: WireLimits
+    ) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._options: dict[str, Any] = {
+            "keepalive_timeout": limits.http_keepalive_s,
+            "tcp_keepalive": False,
+            "access_log": None,
+            "max_line_size": limits.header_bytes,
+            "max_field_size": limits.header_bytes,
+            "max_headers": MAX_HEADERS,
+            "lingering_time": limits.linger_s,
+            "auto_decompress": False,
+        }
+
+    def __call__(self) -> HttpHandler:
+        return HttpHandler(self, loop=asyncio.get_running_loop(), **self._options)
+
+
+class HttpSession:
+    """What a connection is told goes through here to the library."""
+
+    def __init__(self, transport: asyncio.Transport, handler: HttpHandler, limits: WireLimits) -> None:
+        self._transport = transport
+        self._handler = handler
+        self._limits = limits
+        self._head: bytes | None = b""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(limits.header_s, self._refuse, 408, "the headers took too long")
+        handler.connection_made(transport)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._head == b"" or (self._head is None and self._handler.is_idle)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None:
+            self._handler.data_received(data)
+            return
+        self._head += data
+        end = self._head.find(HEAD_END)
+        head_len = len(self._head) if end < 0 else end + len(HEAD_END)
+        if head_len > self._limits.header_bytes:
+            self._refuse(431, f"the headers are longer than {self._limits.header_bytes} bytes")
+        elif end >= 0:
+            self._timer.cancel()
+            data, self._head = self._head, None
+            self._handler.data_received(data)
+
+    def eof_received(self) -> None:
+        """The client will send no more: answer what it asked, then close."""
+        is_idle = self.is_idle or self._head is not None
+        self._handler.close()
+        if is_idle:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._handler.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._handler.resume_writing()
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._timer.cancel()
+        body = error_body(EdgeqwenError(message, code="bad_request"))
+        head = (
+            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        )
+        self._transport.write(head.encode("ascii") + b"Connection: close\r\n\r\n" + body)
+        self._handler.close()
+        self._transport.close()

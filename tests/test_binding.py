@@ -1,0 +1,254 @@
+"""Binding the socket: what may stand at the path, who may see it, and that two daemons cannot share it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgeqwen.errors import ConfigInvalid
+from edgeqwen.server.binding import MAX_PATH_BYTES, BoundSocket, adopt_socket, bind_socket
+
+HOLD = """
+import sys, time
+from edgeqwen.server.binding import bind_socket
+bound = bind_socket(sys.argv[1])
+print("bound", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+@pytest.fixture
+def bound(folder: Path) -> Iterator[BoundSocket]:
+    bound = bind_socket(folder / "s.sock")
+    yield bound
+    bound.close()
+
+
+def fault_of(path: Path) -> ConfigInvalid:
+    with pytest.raises(ConfigInvalid) as caught:
+        bind_socket(path)
+    assert "\n" not in caught.value.message
+    assert caught.value.exit_code == 78
+    return caught.value
+
+
+def can_connect(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as sock:
+        return sock.connect_ex(str(path)) == 0
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def test_socket_listens_with_mode_0600(folder: Path, bound: BoundSocket) -> None:
+    assert mode_of(folder / "s.sock") == 0o600
+    assert can_connect(folder / "s.sock")
+    assert sorted(path.name for path in folder.iterdir()) == ["s.sock", "s.sock.lock"]
+
+
+def test_socket_of_a_group_has_mode_0660(folder: Path) -> None:
+    bound = bind_socket(folder / "s.sock", group=os.getgid())
+    assert mode_of(folder / "s.sock") == 0o660
+    assert (folder / "s.sock").stat().st_gid == os.getgid()
+    bound.close()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_mode_does_not_depend_on_the_umask(folder: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        bound = bind_socket(folder / "s.sock")
+    finally:
+        os.umask(before)
+    assert mode_of(folder / "s.sock") == 0o600
+    bound.close()
+
+
+def test_at_no_moment_is_a_socket_wider_than_0660(folder: Path) -> None:
+    widest: set[int] = set()
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            for entry in os.scandir(folder):
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                if stat.S_ISSOCK(status.st_mode):
+                    widest.add(stat.S_IMODE(status.st_mode))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    before = os.umask(0)
+    try:
+        for _ in range(200):
+            bind_socket(folder / "s.sock", group=os.getgid()).close()
+    finally:
+        os.umask(before)
+        is_over.set()
+        watcher.join()
+    assert widest
+    assert not any(mode & ~0o660 for mode in widest)
+
+
+def test_last_folder_is_made_private(folder: Path) -> None:
+    bound = bind_socket(folder / "run" / "s.sock")
+    assert mode_of(folder / "run") & ~0o750 == 0
+    bound.close()
+
+
+def test_a_missing_parent_is_named(folder: Path) -> None:
+    assert str(folder / "a") in fault_of(folder / "a" / "b" / "s.sock").message
+
+
+def test_close_removes_the_socket_and_keeps_the_lock_file(folder: Path) -> None:
+    bind_socket(folder / "s.sock").close()
+    assert [path.name for path in folder.iterdir()] == ["s.sock.lock"]
+
+
+def test_close_leaves_a_socket_that_is_not_ours(folder: Path) -> None:
+    bound = bind_socket(folder / "s.sock")
+    os.unlink(folder / "s.sock")
+    other = socket.socket(socket.AF_UNIX)
+    other.bind(str(folder / "s.sock"))
+    bound.close()
+    assert (folder / "s.sock").exists()
+    other.close()
+
+
+@pytest.mark.parametrize("char", ["a", "é"])
+def test_path_length_counts_in_bytes(folder: Path, char: str) -> None:
+    room = MAX_PATH_BYTES - len(os.fsencode(folder)) - 1
+    name = char * (room // len(char.encode())) + "b" * (room % len(char.encode()))
+    assert len(os.fsencode(folder / name)) == MAX_PATH_BYTES == 107
+    bound = bind_socket(folder / name)
+    assert can_connect(folder / name)
+    bound.close()
+    message = fault_of(folder / f"{name}x").message
+    assert str(folder / name) in message
+    assert "108 bytes" in message
+    assert "107" in message
+
+
+def test_second_instance_is_already_running(folder: Path, bound: BoundSocket) -> None:
+    assert "already running" in fault_of(folder / "s.sock").message
+    assert can_connect(folder / "s.sock")
+
+
+def test_live_socket_of_somebody_without_a_lock_is_already_running(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder / "s.sock"))
+        other.listen()
+        assert "already running" in fault_of(folder / "s.sock").message
+
+
+def test_stale_socket_is_replaced(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder / "s.sock"))
+    bound = bind_socket(folder / "s.sock")
+    assert can_connect(folder / "s.sock")
+    bound.close()
+
+
+def test_killed_daemon_leaves_nothing_in_the_way(folder: Path) -> None:
+    path = folder / "s.sock"
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"bound\n"
+        assert "already running" in fault_of(path).message
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert path.exists()
+    bound = bind_socket(path)
+    assert can_connect(path)
+    bound.close()
+
+
+def test_regular_file_symlink_and_folder_are_refused(folder: Path) -> None:
+    (folder / "file").write_text("precious")
+    (folder / "link").symlink_to(folder / "elsewhere.sock")
+    (folder / "dir").mkdir()
+    for name in ("file", "link", "dir"):
+        assert "not a socket" in fault_of(folder / name).message
+    assert (folder / "file").read_text() == "precious"
+    assert (folder / "link").is_symlink()
+
+
+def test_lock_file_that_is_a_symlink_is_refused(folder: Path) -> None:
+    (folder / "s.sock.lock").symlink_to(folder / "target")
+    assert "lock file" in fault_of(folder / "s.sock").message
+    assert not (folder / "target").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_folder_that_others_may_write_is_refused(folder: Path, mode: int) -> None:
+    (folder / "open").mkdir()
+    (folder / "open").chmod(mode)
+    assert "written by others" in fault_of(folder / "open" / "s.sock").message
+    assert list((folder / "open").iterdir()) == []
+
+
+def test_private_folder_below_a_world_writable_one_is_fine(folder: Path) -> None:
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o1777)
+    (folder / "open" / "mine").mkdir(mode=0o700)
+    bind_socket(folder / "open" / "mine" / "s.sock").close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_foreign_folder_socket_and_link_are_refused(folder: Path) -> None:
+    (folder / "theirs").mkdir(mode=0o755)
+    os.chown(folder / "theirs", 1001, 1001)
+    assert "belongs to uid 1001" in fault_of(folder / "theirs" / "s.sock").message
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(folder / "s.sock"))
+    os.chown(folder / "s.sock", 1001, 1001)
+    assert "socket of uid 1001" in fault_of(folder / "s.sock").message
+    (folder / "real").mkdir(mode=0o700)
+    (folder / "link").symlink_to(folder / "real")
+    bind_socket(folder / "link" / "s.sock").close()
+    os.lchown(folder / "link", 1001, 1001)
+    assert "symbolic link" in fault_of(folder / "link" / "s.sock").message
+
+
+def test_inherited_socket_is_adopted_and_not_removed(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(folder / "s.sock"))
+        made.listen()
+        bound = adopt_socket(os.dup(made.fileno()))
+        assert bound.path == str(folder / "s.sock")
+        bound.close()
+    assert (folder / "s.sock").exists()
+
+
+def test_descriptor_that_is_no_listening_socket_is_refused(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent, open(folder / "file", "w", encoding="utf-8") as file:
+        for fd in (silent.fileno(), file.fileno()):
+            with pytest.raises(ConfigInvalid, match=f"descriptor {fd}"):
+                adopt_socket(fd)
+
+
+def test_unbound_places_leave_no_descriptor_behind(folder: Path) -> None:
+    (folder / "file").write_text("x")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        fault_of(folder / "file")
+        bind_socket(folder / "s.sock").close()
+    assert len(os.listdir("/proc/self/fd")) == before
