@@ -43,11 +43,6 @@ class Processor:
         return bool(self.flags & {"avx512_vnni", "avx_vnni", "amx_int8"})
 
     @property
-    def weight_form(self) -> WeightForm:
-        """The form of int8 weights that is exact on this processor, and the faster one if both are."""
-        return "unsigned" if "avx2" in self.flags and not self.has_vnni else "signed"
-
-    @property
     def target(self) -> Target:
         """What a package made for this processor is made for: it decides the weight form."""
         if self.machine in {"aarch64", "arm64"}:
@@ -65,6 +60,11 @@ class Processor:
         """The flags that decide which kernels run, for reports."""
         telling = ("avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
         return tuple(flag for flag in telling if flag in self.flags)
+
+
+def weight_form(processor: Processor) -> WeightForm:
+    """The form of int8 weights that is exact on this processor, and the faster one if both are."""
+    return "unsigned" if "avx2" in processor.flags and not processor.has_vnni else "signed"
 
 
 def read_processor(root: Path = Path("/"), machine: str | None = None) -> Processor:

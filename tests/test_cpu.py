@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeqwen.cpu import check_processor, cpu_quota, parse_cpuinfo, read_processor, usable_cores
+from edgeqwen.cpu import check_processor, cpu_quota, parse_cpuinfo, read_processor, usable_cores, weight_form
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 
 OLD = "fpu sse sse2 ssse3 sse4_1 sse4_2 popcnt"
@@ -30,15 +30,21 @@ def x86(flags: str) -> str:
     ],
 )
 def test_weight_form_avoids_the_saturating_kernel(flags: str, form: str) -> None:
-    assert parse_cpuinfo(x86(flags), "x86_64").weight_form == form
+    assert weight_form(parse_cpuinfo(x86(flags), "x86_64")) == form
 
 
 def test_arm_takes_signed_weights_and_lists_its_features() -> None:
     text = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n"
     processor = parse_cpuinfo(text, "aarch64")
-    assert processor.weight_form == "signed"
+    assert weight_form(processor) == "signed"
+    assert processor.target == "arm"
     assert processor.features == ("asimddp", "i8mm")
     assert processor.name == "0x41 0xd0b"
+
+
+@pytest.mark.parametrize(("flags", "target"), [(OLD, "any"), (f"{OLD} avx2", "any"), (f"{OLD} avx2 avx_vnni", "vnni")])
+def test_target_is_the_kind_of_processor(flags: str, target: str) -> None:
+    assert parse_cpuinfo(x86(flags), "x86_64").target == target
 
 
 def test_too_old_processor_is_refused_by_what_it_lacks() -> None:
