@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -136,20 +137,44 @@ async def test_only_the_owner_or_an_admin_cancels() -> None:
         assert listener.over.is_set()
 
 
-async def test_cancelling_out_of_a_sink_is_safe() -> None:
-    async with running(FOREVER) as rig:
-        listener = Listener()
+async def test_a_sink_may_cancel_its_own_request_and_others() -> None:
+    async with running(FakeScript(tokens=(*ids("Hello world"), eos()), num_slots=3)) as rig:
         rids: list[str] = []
+        seen: set[int] = set()
 
         def cancel(event: Event) -> None:
             if isinstance(event, Started):
                 rids.append(event.rid)
             if isinstance(event, Delta):
-                rig.inference.cancel(rids[0], owner=None)
+                seen.add(event.choice)
+            if isinstance(event, Delta) and event.choice == 0 and 1 in seen:  # choice 1's token of this step is to come
+                for rid in rids:
+                    rig.inference.cancel(rid, owner=None)
+
+        _, other = await rig.submit(listener=Listener(on_event=cancel), ignore_eos=True)
+        _, listener = await rig.submit(listener=Listener(on_event=cancel), n=2, logprobs=True, ignore_eos=True)
+        assert (await listener.done()).finishes == ("cancelled", "cancelled")
+        assert (await other.done()).finishes == ("cancelled",)
+        assert (await rig.run())[0].finishes == ("stop",)
+        await rig.settle()
+
+
+@pytest.mark.parametrize("kind", [Started, Delta])
+async def test_a_sink_may_cancel_before_the_first_step(kind: type[Event]) -> None:
+    async with running(FOREVER) as rig:
+        listener = Listener()
+
+        def cancel(event: Event) -> None:
+            started = listener.events[0]
+            assert isinstance(started, Started)
+            if isinstance(event, kind):
+                assert rig.inference.cancel(started.rid, owner=None) == 1
 
         listener.on_event = cancel
-        await rig.submit(listener=listener)
-        assert (await listener.done()).finishes == ("cancelled",)
+        await rig.submit(listener=listener, n=2, echo=True)
+        assert (await listener.done()).finishes == ("cancelled", "cancelled")
+        assert len(listener.deltas) == (kind is Delta)
+        assert rig.runtime.batches == []
 
 
 async def test_a_failing_step_fails_its_requests_alone_and_the_engine_goes_on() -> None:
@@ -227,6 +252,28 @@ async def test_deadlines_are_on_the_engines_clock() -> None:
         done, _ = await rig.run(deadline_ms=5500)
         assert done.finishes == ("deadline",)
         assert (done.usage.completion, done.ms.ttft, done.ms.total) == (6, 1000, 6000)
+
+
+async def test_a_timer_that_comes_before_the_clock_says_so_comes_again() -> None:
+    async with gated(FOREVER, clock=lambda: time.monotonic() / 3) as (rig, gate):
+        _, listener = await rig.submit(deadline_ms=20)
+        await gate.arrival(1)
+        done = await listener.done()
+        assert done.finishes == ("deadline",)
+        assert done.ms.total >= 20
+
+
+async def test_a_request_that_is_over_leaves_no_timer() -> None:
+    async with gated(FOREVER) as (rig, gate):
+        generation, listener = await rig.submit(max_tokens=1)
+        engine = rig.inference._engine
+        assert engine is not None
+        timer = engine._records[generation.rid].timer
+        assert timer is not None
+        assert not timer.cancelled()
+        gate.open()
+        await listener.done()
+        assert timer.cancelled()
 
 
 async def test_requests_queue_while_the_model_loads() -> None:
@@ -404,6 +451,7 @@ async def test_a_receiver_that_raises_loses_its_request_and_nobody_elses() -> No
         await rig.inference.submit(GenerationInput(prompt="hi"), owner="a", sink=broken)
         done, _ = await rig.run(max_tokens=5)
         assert done.finishes == ("length",)
+        assert rig.inference.stats().totals["tokens"] == 1 + 5
         await rig.settle()
         assert rig.inference.stats().running == 0
 

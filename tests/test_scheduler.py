@@ -279,6 +279,24 @@ def test_a_failed_step_ends_the_requests_in_it_and_no_other() -> None:
     assert launch(scheduler).sequences == (("b", 0),)
 
 
+@pytest.mark.parametrize("fails", [True, False], ids=["whole step", "first row"])
+def test_choices_in_one_failed_step_fail_together(fails: bool) -> None:
+    scheduler = make()
+    scheduler.submit(request(n=3))
+    plan = launch(scheduler)
+    while len(plan.sequences) < 3:
+        finish_step(scheduler, plan)
+        plan = launch(scheduler)
+    error = RuntimeFailed("boom")
+    if fails:
+        events = scheduler.fail(plan, error, now=0.0)
+    else:
+        events = scheduler.commit(plan, [error, 1, 2], duration_s=0.0, now=0.0)
+    scheduler.check()
+    assert events == [RequestFailed("a", error)]
+    assert sorted(scheduler.take_releases()) == [0, 1, 2]
+
+
 def test_a_failed_row_ends_its_request_alone() -> None:
     scheduler = make()
     for rid in "ab":
@@ -393,25 +411,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.num_logits == (len(tokens) == len(whole))
 
     @precondition(lambda self: self.plan is not None)
-    @rule(tokens=st.lists(st.integers(1, 9), min_size=3, max_size=3), bad_row=st.integers(0, 12))
-    def land(self, tokens: list[int], bad_row: int) -> None:
+    @rule(
+        tokens=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+        bad_row=st.integers(0, 12),
+        fails=st.integers(0, 9).map(lambda number: number == 9),
+    )
+    def land(self, tokens: list[int], bad_row: int, fails: bool) -> None:
         assert self.plan is not None
         plan, self.plan = self.plan, None
+        if fails:
+            live = {rid for rid, choice in plan.sequences if not self.ended[rid, choice] and rid not in self.failed}
+            events = self.scheduler.fail(plan, RuntimeFailed("boom"), now=self.now)
+            assert {event.rid for event in events} == live
+            self.take(events)
+            return
         outcomes: list[Outcome] = [
             None if not chunk.num_logits else RuntimeFailed("nan") if i == bad_row else tokens[i]
             for i, chunk in enumerate(plan.batch.chunks)
         ]
         self.take(self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now))
-
-    @precondition(lambda self: self.plan is not None)
-    @rule()
-    def fail(self) -> None:
-        assert self.plan is not None
-        plan, self.plan = self.plan, None
-        live = {rid for rid, choice in plan.sequences if not self.ended[rid, choice] and rid not in self.failed}
-        events = self.scheduler.fail(plan, RuntimeFailed("boom"), now=self.now)
-        assert {event.rid for event in events} == live
-        self.take(events)
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -465,7 +483,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Left alone, everything ends by itself and every slot comes back."""
         for _ in range(1000):
             if self.plan is not None:
-                self.land([1, 2, 3], 12)
+                self.land([1, 2, 3], 12, fails=False)
             self.start_step()
             if self.plan is None:
                 break
@@ -477,4 +495,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestRandomOperations = SchedulerMachine.TestCase
-TestRandomOperations.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestRandomOperations.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -55,10 +55,11 @@ class Engine:
         record = Record(request, sink, files=self._files, num_tokens=num_tokens)
         num_before = self._scheduler.submit(request)
         self._records.add(record, num_before=num_before)
-        if echo:
-            for choice in range(request.n):
+        for choice in range(request.n if echo else 0):
+            if request.rid in self._records:  # a sink may cancel at any event
                 record.emit(Delta(choice, "content", echo))
-        self._arm(record)
+        if request.rid in self._records:
+            self._arm(record)
         self._loop.wake()
 
     def _arm(self, record: Record) -> None:

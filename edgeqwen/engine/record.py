@@ -143,6 +143,8 @@ class Records:
         self._scheduler = scheduler
         self._on_retired = on_retired
         self._records: dict[str, Record] = {}
+        self._queue: deque[SchedulerEvent] = deque()
+        self._is_delivering = False
         self.num_accepted = 0
         self.num_failed = 0
         self.num_tokens = 0
@@ -172,26 +174,37 @@ class Records:
         record.emit(Started(request.rid, num_before, len(request.prompt_ids)))
 
     def deliver(self, events: Iterable[SchedulerEvent], now: float, sampled: Sequence[Sampled | None] = ()) -> None:
-        """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what the step drew."""
-        queue = deque(events)
-        while queue:
-            event = queue.popleft()
-            record = self._records[event.rid]
-            match event:
-                case TokenDrawn():
-                    draw = sampled[event.chunk]
-                    assert draw is not None
-                    self.num_tokens += 1
-                    if record.take(event, draw, now):
-                        queue.extend(self._scheduler.stop(event.rid, event.choice, now=now))
-                case SequenceEnded():
-                    record.end(event.choice, event.reason)
-                    if record.is_over:
-                        self._retire(record, record.done(now))
-                case RequestFailed():
-                    self._retire(record, Failed(event.rid, event.error))
-            if record.is_broken:
-                queue.extend(self._scheduler.cancel(event.rid, now=now))
+        """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what the step drew.
+
+        A sink may cancel requests: what comes of that is delivered after what is being delivered.
+        """
+        self._queue.extend(events)
+        if self._is_delivering:
+            return
+        self._is_delivering = True
+        try:
+            while self._queue:
+                self._deliver(self._queue.popleft(), now, sampled)
+        finally:
+            self._is_delivering = False
+
+    def _deliver(self, event: SchedulerEvent, now: float, sampled: Sequence[Sampled | None]) -> None:
+        record = self._records[event.rid]
+        match event:
+            case TokenDrawn():
+                draw = sampled[event.chunk]
+                assert draw is not None
+                self.num_tokens += 1
+                if record.take(event, draw, now):
+                    self._queue.extend(self._scheduler.stop(event.rid, event.choice, now=now))
+            case SequenceEnded():
+                record.end(event.choice, event.reason)
+                if record.is_over:
+                    self._retire(record, record.done(now))
+            case RequestFailed():
+                self._retire(record, Failed(event.rid, event.error))
+        if record.is_broken:
+            self._queue.extend(self._scheduler.cancel(event.rid, now=now))
 
     def fail_all(self, error: EdgeqwenError) -> None:
         """End every request with `error`, whatever the scheduler thinks of it."""
