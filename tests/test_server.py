@@ -290,6 +290,16 @@ async def test_streamed_frames_stay_below_the_limit_and_a_long_answer_ends_with_
     assert "".join(frame["delta"] for frame in frames[1:]) == "龘" * 901
 
 
+async def test_an_echo_that_alone_fills_the_reply_ends_the_generation(tmp_path: Path) -> None:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.005), WireLimits(reply_bytes=4096)) as wire:
+        client = await wire.connect()
+        final = await client.ask({"op": "generate", "prompt": "龘" * 1200, "echo": True})
+        await is_idle(wire)
+    assert final["finish"] == "length"
+    assert set(final["text"]) == {"龘"}
+    assert final["usage"]["completion"] <= 2
+
+
 # Order and concurrency.
 
 

@@ -146,7 +146,7 @@ class ChatCompletions:
             logprobs = []
 
     async def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
-        """Log-probabilities are of the content; those of the thought have no place in OpenAI's format."""
+        """Those of the content; the thought and the end token, which has no text, have no place in OpenAI's format."""
         if delta.channel == "reasoning":
             return []
-        return [await self._texts.describe(logprob) for logprob in delta.logprobs]
+        return [await self._texts.describe(logprob) for logprob in delta.logprobs if logprob.text]

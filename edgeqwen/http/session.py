@@ -33,7 +33,8 @@ class HttpHandler(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        return not self._messages and not self._request_in_progress
+        """Whether the library waits for a request. A request just taken from its queue shows in nothing else at first."""
+        return self._waiter is not None and not self._waiter.done() and not self._messages
 
     def handle_error(
         self,

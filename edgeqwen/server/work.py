@@ -36,12 +36,13 @@ class Work:
         self._owner = owner
         self._emit = emit
         self._on_accepted = on_accepted
-        self._answer = Answer(form, emit=emit, is_writable=is_writable, stop=self.cancel)
+        self._answer = Answer(form, emit=emit, is_writable=is_writable, stop=self._cut)
         self._num_choices = form.num_choices
         self._generation: Generation | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False  # a task that is cancelled before its first step runs nothing at all
         self._is_cancelled = False
+        self._is_cut = False
 
     def start(self) -> None:
         assert self._task is None
@@ -55,13 +56,15 @@ class Work:
         elif self._task is not None and self._has_begun:
             self._task.cancel()
 
-    @property
-    def is_cancelled(self) -> bool:
-        return self._is_cancelled
-
     def pump(self) -> None:
         """Go on emitting: the client reads again."""
         self._answer.pump()
+
+    def _cut(self) -> None:
+        """The reply is full. An echoed prompt may fill it before the engine has given the generation out."""
+        self._is_cut = True
+        if self._generation is not None:
+            self._generation.cancel()
 
     def _on_event(self, event: Event) -> None:
         self._answer.push(event)
@@ -69,7 +72,7 @@ class Work:
     async def _submit(self) -> None:
         self._has_begun = True
         began_at = asyncio.get_running_loop().time()
-        if self.is_cancelled:
+        if self._is_cancelled:
             self._end_unheard(0.0)
             return
         try:
@@ -89,7 +92,7 @@ class Work:
         self._generation = generation
         self._on_accepted(generation.rid)
         self._answer.set_resolved(generation.params, generation.prompt_ids)
-        if self.is_cancelled:  # an echoed prompt alone may be more than a reply can hold
+        if self._is_cut:
             generation.cancel()
 
     def _end_unheard(self, waited_s: float) -> None:
