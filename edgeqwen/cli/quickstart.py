@@ -25,7 +25,7 @@ from edgeqwen.cli.main import one_line
 from edgeqwen.cli.places import models_folder
 from edgeqwen.core.model import Manifest
 from edgeqwen.core.package import open_package
-from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, EdgeqwenError, FileError, ModelMissing
+from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_USAGE, CannotWrite, EdgeqwenError, FileError, ModelMissing
 
 HUB_MODEL: Final = "Qwen/Qwen3-0.6B"
 HUB_NAME: Final = "qwen3-0.6b"
@@ -55,8 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code; errors are one line on stderr."""
     parser = argparse.ArgumentParser(prog="quickstart", description="Ask a question; installs what is needed.")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help=argparse.SUPPRESS)
-    parser.add_argument("question", nargs="+")
+    parser.add_argument("question", nargs="*")
     given = parser.parse_args(arguments)
+    if not given.question:
+        say('what is the question? scripts/quickstart "Why is the sky blue?"')
+        return EXIT_USAGE
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the daemon is stopped too
     try:
         return run(" ".join(given.question), given.cache)
