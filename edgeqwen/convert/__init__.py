@@ -1,1 +1,1 @@
-"""From a checkpoint to a model package: readers, quantisation, graph. Knows `core` and `errors`; never imports a runtime."""
+"""From a checkpoint to a model package: readers, quantisation, graph. Knows `core` and `errors`, never a runtime."""

@@ -1,7 +1,8 @@
 """What a checkpoint is to the importer, whatever its format: a spec, side files and named tensors read one at a time.
 
-Tensor names are the canonical ones below (those of transformers), shapes are `[out, in]` as in a linear layer, rows of q
-and k in half-split rotary order. A reader undoes what its format did to them (llama-family GGUF files permute q and k).
+Tensor names are the canonical ones below (those of transformers), shapes are `[out, in]` as in a linear layer, rows
+of q and k in half-split rotary order. A reader undoes what its format did to them (llama-family GGUF files permute q
+and k).
 """
 
 from __future__ import annotations
