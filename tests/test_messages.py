@@ -213,6 +213,15 @@ def test_backlog_joins_neighbours_of_one_choice_and_channel_only() -> None:
     assert found == [(0, "reasoning", "ab"), (0, "content", "c"), (1, "content", "de")]
 
 
+def test_backlog_joins_choices_that_alternate() -> None:
+    backlog = Backlog()
+    for index in range(100):
+        backlog.push(Delta(index % 2, "content", str(index % 10)))
+    found = [backlog.pop() for _ in range(2)]
+    assert not backlog
+    assert found == [Delta(0, "content", "02468" * 10), Delta(1, "content", "13579" * 10)]
+
+
 class Sheet:
     """An answer and the frames it emitted; `is_writable` is set by the test."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -393,6 +395,41 @@ async def test_queue_full_is_busy_with_a_time_to_retry(tmp_path: Path, gate: Gat
         assert [(error or {}).get("code") for error in errors] == ["busy", "busy"]
         assert all((error or {})["retry_ms"] > 0 for error in errors)
         gate.opened.set()
+
+
+KINDS: list[dict[str, Any]] = [
+    {"op": "chat", "prompt": "x"},
+    {"op": "chat", "prompt": "x", "stream": True, "max_tokens": 1},
+    {"op": "generate", "tokens": [1, 2], "stream": True},
+    {"op": "chat", "prompt": "x", "temperature": -1},
+    {"op": "chat", "messages": [{"role": "user"}]},
+    {"op": "tokenize", "text": "own fox"},
+    {"op": "detokenize", "tokens": [10**7]},
+    {"op": "health"},
+    {"op": "nothing"},
+    {"op": "cancel", "rid": "r1"},
+    {"op": "hello", "v": 3},
+]
+
+
+async def test_every_request_gets_exactly_one_final_frame(wire: Wire) -> None:
+    dice = random.Random(7)
+
+    async def talk(client: WireClient, num_requests: int) -> None:
+        asked: Counter[int] = Counter()
+        for _ in range(num_requests):
+            members = {**dice.choice(KINDS), "id": dice.randrange(12)}
+            asked[members["id"]] += 1
+            if dice.random() < 0.2:
+                client.send({"op": "cancel", "target": members["id"], "id": 99})
+                asked[99] += 1
+            client.send(members)
+        client.shut()
+        frames = await client.read_all()
+        assert Counter(frame["id"] for frame in frames if frame["done"]) == asked
+
+    await asyncio.gather(*[talk(await wire.connect(), 250) for _ in range(4)])
+    await is_idle(wire)
 
 
 # Cancelling and the ends of a connection.

@@ -1,8 +1,8 @@
-"""One connection that speaks HTTP: the first header block is checked here, then the library has the connection.
+"""One connection that speaks HTTP: header blocks are checked here, then the library has them.
 
 The library limits single header lines and their number, but neither the block nor the time it takes to come; hence the
-guard. On a connection that is kept alive the next request's headers stand under the library's limits and its keep-alive
-timer, which runs until a request is complete.
+guard. It stands before the first request and before each that begins while the library waits for one; requests that
+come while another is served are under the library's limits only, and read as far as its queue has room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HttpHandler(RequestHandler):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the library waits for a request. A request just taken from its queue shows in nothing else at first."""
+        """Whether the library waits for a request. A request just taken off its queue shows nowhere else."""
         return self._waiter is not None and not self._waiter.done() and not self._messages
 
     def handle_error(
@@ -82,9 +82,9 @@ class HttpSession:
         self._transport = transport
         self._handler = handler
         self._limits = limits
-        self._head: bytes | None = b""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(limits.header_s, self._refuse, 408, "the headers took too long")
+        self._head: bytes | None = None
+        self._timer: asyncio.TimerHandle
+        self._begin_head()
         handler.connection_made(transport)
 
     @property
@@ -92,6 +92,8 @@ class HttpSession:
         return self._head == b"" or (self._head is None and self._handler.is_idle)
 
     def data_received(self, data: bytes) -> None:
+        if self._head is None and self._handler.is_idle:
+            self._begin_head()
         if self._head is None:
             self._handler.data_received(data)
             return
@@ -104,6 +106,11 @@ class HttpSession:
             self._timer.cancel()
             data, self._head = self._head, None
             self._handler.data_received(data)
+
+    def _begin_head(self) -> None:
+        self._head = b""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limits.header_s, self._refuse, 408, "the headers took too long")
 
     def eof_received(self) -> None:
         """The client will send no more: answer what it asked, then close."""

@@ -1,7 +1,7 @@
 """From the events of one generation to what a client is sent, without I/O.
 
-`Backlog` is where events wait for a client that reads slowly: deltas that follow each other are joined, so that what
-waits grows with the text and not with the number of tokens. `Answer` makes frames of `eqp/1` out of it.
+`Backlog` is where events wait for a client that reads slowly: deltas of a choice are joined, so that what waits grows
+with the text and not with the number of tokens. `Answer` makes frames of `eqp/1` out of it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class _Joined:
 
 
 class Backlog:
-    """Events in order; neighbouring deltas of one choice and channel become one."""
+    """Events, those of one choice in order; deltas of a choice that follow each other in one channel become one."""
 
     def __init__(self) -> None:
         self._events: deque[Started | Done | Failed | _Joined] = deque()
+        self._last: dict[int, _Joined] = {}  # of each choice, what waits and can still grow
 
     def __bool__(self) -> bool:
         return bool(self._events)
@@ -58,16 +59,21 @@ class Backlog:
         if not isinstance(event, Delta):
             self._events.append(event)
             return
-        last = self._events[-1] if self._events else None
-        if isinstance(last, _Joined) and last.choice == event.choice and last.channel == event.channel:
+        last = self._last.get(event.choice)
+        if last is not None and last.channel == event.channel:
             last.texts.append(event.text)
             last.logprobs.extend(event.logprobs)
         else:
-            self._events.append(_Joined(event.choice, event.channel, [event.text], list(event.logprobs)))
+            last = self._last[event.choice] = _Joined(event.choice, event.channel, [event.text], list(event.logprobs))
+            self._events.append(last)
 
     def pop(self) -> Event:
         event = self._events.popleft()
-        return event.to_delta() if isinstance(event, _Joined) else event
+        if not isinstance(event, _Joined):
+            return event
+        if self._last.get(event.choice) is event:
+            del self._last[event.choice]
+        return event.to_delta()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
