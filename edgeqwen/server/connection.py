@@ -8,8 +8,7 @@ give up 0.5 s after their own end of input if nothing comes, and JSON parsers sk
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol, cast
 
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.frames import sniff
@@ -19,6 +18,7 @@ from edgeqwen.protocol.replies import encode_frame, error_members
 from edgeqwen.server.lines import LineSession
 from edgeqwen.server.operations import Operations
 from edgeqwen.server.peers import is_hung_up, peer_of
+from edgeqwen.server.timers import ReasonTimer, StallWatch
 
 FLOOD_FACTOR: Final = 4
 """Replies may pile up to this many times the high water before requests are no longer read."""
@@ -67,12 +67,9 @@ class Connection(asyncio.Protocol):
         self._peer: Peer
         self._lines: LineSession | None = None
         self._http: HttpSession | None = None
-        self._head = b""
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_key: tuple[str, int] = ("", 0)
+        self._timer = ReasonTimer()
         self._probe: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
-        self._stall_bytes = 0
+        self._stall: StallWatch
         self._wrote_at = self._loop.time()
         self._is_writable = True
         self._is_reading = True
@@ -96,6 +93,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         self._transport.set_write_buffer_limits(high=self._limits.high_water_bytes)
+        self._stall = StallWatch(self._transport, stall_s=self._limits.stall_s, on_stall=self.abort)
         peer = peer_of(transport)
         if peer is None:
             self._turn_away(EdgeqwenError("this user is not served", code="forbidden"))
@@ -105,7 +103,7 @@ class Connection(asyncio.Protocol):
         if refusal is not None:
             self._turn_away(refusal)
             return
-        self._set_timer(("first", 0), self._limits.first_byte_s, self.close)
+        self._timer.start(("first", 0), self._limits.first_byte_s, self.close)
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:
@@ -131,16 +129,17 @@ class Connection(asyncio.Protocol):
             self.close()
         else:
             self._lines.feed_eof()
-            self._wrote_at = max(self._wrote_at, self._loop.time())
+            self._wrote_at = self._loop.time()
             self._refresh()
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True
         self._house.forget(self)
-        for timer in (self._timer, self._probe, self._stall):
-            if timer is not None:
-                timer.cancel()
+        self._timer.clear()
+        self._stall.end()
+        if self._probe is not None:
+            self._probe.cancel()
         if self._lines is not None:
             self._lines.cancel()
             self._lines.pump()
@@ -149,15 +148,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_writable = False
-        self._stall_bytes = self._transport.get_write_buffer_size()
-        self._stall = self._loop.call_later(self._limits.stall_s, self._check_stall)
+        self._stall.begin()
         if self._http is not None:
             self._http.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_writable = True
-        if self._stall is not None:
-            self._stall.cancel()
+        self._stall.end()
         if self._http is not None:
             self._http.resume_writing()
         if self._lines is not None:
@@ -171,7 +168,7 @@ class Connection(asyncio.Protocol):
         self._is_over = True
         self._transport.close()
         if self._transport.get_write_buffer_size() > 0:
-            self._set_timer(("flush", 0), self._limits.stall_s, self._transport.abort)
+            self._timer.start(("flush", 0), self._limits.stall_s, self._transport.abort)
 
     def abort(self) -> None:
         """Close now; what was not sent is lost."""
@@ -182,7 +179,7 @@ class Connection(asyncio.Protocol):
         if self.is_idle:
             self.close()
 
-    # The rest.
+    # Reading, writing, ending.
 
     def _turn_away(self, error: EdgeqwenError) -> None:
         self._transport.write(encode_frame(error_members(error), done=True))
@@ -194,7 +191,7 @@ class Connection(asyncio.Protocol):
         wire = sniff(data)
         if wire is None:
             return
-        self._clear_timer()
+        self._timer.clear()
         if wire == "http":
             self._http = self._house.open_http(self._transport, self._peer)
             self._http.data_received(data)
@@ -257,10 +254,10 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """Shut down our side and drop what still comes in: closing with unread input would lose the last reply."""
         self._is_over = True
-        self._clear_timer()
+        self._timer.clear()
         self._set_reading(True)
         self._transport.write_eof()
-        self._set_timer(("linger", 0), self._limits.linger_s, self.close)
+        self._timer.start(("linger", 0), self._limits.linger_s, self.close)
 
     def _set_reading(self, is_reading: bool) -> None:
         if is_reading == self._is_reading or self._is_eof:
@@ -277,26 +274,13 @@ class Connection(asyncio.Protocol):
         """The partial-line or the idle timer, whichever applies; both stand still while nothing is read."""
         limits = self._limits
         if not self._is_reading or self._is_eof:
-            self._clear_timer()
+            self._timer.clear()
         elif lines.is_partial:
-            self._set_timer(("partial", lines.num_lines), limits.partial_line_s, self._on_partial)
+            self._timer.start(("partial", lines.num_lines), limits.partial_line_s, self._on_partial)
         elif not lines.is_busy:
-            self._set_timer(("idle", lines.num_lines), limits.idle_s, self.close)
+            self._timer.start(("idle", lines.num_lines), limits.idle_s, self.close)
         else:
-            self._clear_timer()
-
-    def _set_timer(self, key: tuple[str, int], delay_s: float, action: Callable[[], Any]) -> None:
-        """Start the timer unless it runs for the same reason already."""
-        if self._timer is not None and self._timer_key == key:
-            return
-        self._clear_timer()
-        self._timer_key = key
-        self._timer = self._loop.call_later(delay_s, action)
-
-    def _clear_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            self._timer.clear()
 
     def _on_partial(self) -> None:
         assert self._lines is not None
@@ -324,12 +308,3 @@ class Connection(asyncio.Protocol):
                 self._write(b"\n")
                 due_s = self._limits.probe_s
         self._schedule_probe(due_s)
-
-    def _check_stall(self) -> None:
-        """A client that reads slowly makes the buffer smaller; one that does not read at all is cut off."""
-        num_bytes = self._transport.get_write_buffer_size()
-        if num_bytes >= self._stall_bytes:
-            self.abort()
-            return
-        self._stall_bytes = num_bytes
-        self._stall = self._loop.call_later(self._limits.stall_s, self._check_stall)
