@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -764,3 +765,15 @@ async def test_netcat_with_n_or_close(wire: Wire, options: tuple[str, ...], clos
     command = ("nc", *options, "-U", str(wire.path))
     output = await asyncio.to_thread(run_tool, wire, *command, stdin=b'{"op":"chat","prompt":"x"' + close + b"}\n")
     assert json.loads(output)["text"] == "Hello!"
+
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "protocol.md"
+EXAMPLES = re.findall(r"^```jsonl\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", [line for block in EXAMPLES for line in block.splitlines()])
+async def test_examples_of_the_document_are_answered_without_error(wire: Wire, example: str) -> None:
+    client = await wire.connect()
+    client.write(example.encode() + b"\n")
+    final, _ = await client.read_final()
+    assert "error" not in final
