@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
@@ -17,3 +18,28 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     if item.path.stem in ON_UVLOOP:
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+FENV_BYTES = 64
+"""Room for an `fenv_t` (fenv.h): 28 or 32 bytes on x86, 8 on 64-bit ARM."""
+
+
+def _fenv() -> ctypes.Array[ctypes.c_char]:
+    state = ctypes.create_string_buffer(FENV_BYTES)
+    assert ctypes.CDLL(None).fegetenv(state) == 0
+    return state
+
+
+FRESH = _fenv()
+
+
+@pytest.fixture(autouse=True)
+def _fresh_floating_point_mode() -> Iterator[None]:
+    """Gives each test denormal numbers, whatever ran before it.
+
+    A session with `set_denormal_as_zero` leaves that mode behind in the thread that ran it. In the daemon that is the
+    engine thread; here it is the tests' own, and tests that draw floats need the mode that IEEE 754 asks for.
+    """
+    ctypes.CDLL(None).fesetenv(FRESH)
+    yield
+    ctypes.CDLL(None).fesetenv(FRESH)
