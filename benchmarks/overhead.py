@@ -1,0 +1,82 @@
+"""What everything around the model costs: `ask` itself, and socket and JSON for each token of one stream.
+
+    scripts/benchmark overhead
+
+A daemon with a scripted runtime that answers at once serves a tiny model. `ask`: wall time of the command, less the
+time that the daemon says it spent. A token: time of a long streamed answer over the socket, less that of the same
+answer taken from the engine in process, divided by its tokens; both in turns, medians.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.runtime.fake import FakeScript
+from tests.daemons import DaemonProcess, running_daemon
+from tests.engines import Listener, running
+
+NUM_TOKENS = 1000
+NUM_ROUNDS = 7
+TOKENS = tuple(40 + index % 50 for index in range(NUM_TOKENS))
+CAPACITY = 2048
+
+
+def ask_once(daemon: DaemonProcess) -> dict[str, Any]:
+    command = [sys.executable, "-m", "edgeqwen", "ask", "--socket", str(daemon.socket_path), "--json", "hi"]
+    began = time.perf_counter()
+    run = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    took_ms = (time.perf_counter() - began) * 1e3
+    reply = json.loads(run.stdout.splitlines()[-1])
+    return {"wall_ms": took_ms, "own_ms": took_ms - reply["ms"]["total"]}
+
+
+def stream_once(daemon: DaemonProcess) -> float:
+    """Milliseconds a token over the socket."""
+    with daemon.client() as client:
+        began = time.perf_counter()
+        frames = list(client.stream("chat", prompt="hi", max_tokens=NUM_TOKENS, ignore_eos=True))
+        took = time.perf_counter() - began
+    assert frames[-1]["usage"]["completion"] == NUM_TOKENS
+    return took / NUM_TOKENS * 1e3
+
+
+async def engine_once() -> float:
+    """Milliseconds a token from the engine itself."""
+    async with running(FakeScript(tokens=TOKENS, capacity=CAPACITY)) as rig:
+        listener = Listener()
+        messages = ({"role": "user", "content": "hi"},)
+        given = GenerationInput(messages=messages, max_tokens=NUM_TOKENS, ignore_eos=True)
+        began = time.perf_counter()
+        await rig.inference.submit(given, owner="0", sink=listener)
+        await listener.done()
+        return (time.perf_counter() - began) / NUM_TOKENS * 1e3
+
+
+def main() -> None:
+    with running_daemon("fake:" + json.dumps({"tokens": TOKENS, "capacity": CAPACITY})) as daemon:
+        daemon.wait_for(running=0)
+        asks = [ask_once(daemon) for _ in range(NUM_ROUNDS)]
+        pairs = [(stream_once(daemon), uvloop.run(engine_once())) for _ in range(NUM_ROUNDS)]
+    report = {
+        "benchmark": "overhead",
+        "ask_own_ms": round(statistics.median(each["own_ms"] for each in asks), 1),
+        "socket_ms_per_token": round(statistics.median(socket for socket, _ in pairs), 3),
+        "engine_ms_per_token": round(statistics.median(engine for _, engine in pairs), 3),
+        "socket_added_ms_per_token": round(statistics.median(socket - engine for socket, engine in pairs), 3),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
