@@ -18,8 +18,9 @@ from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.errors import ModelInvalid, RuntimeFailed
-from edgeqwen.runtime.kernel_check import check_kernel
-from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime, session_options
+from edgeqwen.runtime.kernel_check import is_exact, needs_precise_kernel
+from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.runtime.session import session_options
 from tests.models import Array, all_logits, scratch, tiny_package, tiny_runtime
 
 SEQUENCES = 4
@@ -155,13 +156,14 @@ def test_both_weight_forms_compute_the_same_bits(target: str) -> None:
 def test_the_kernel_check_passes_here_and_tells_a_wrong_product(target: str, tmp_path: Path) -> None:
     package = open_package(tiny_package("qwen3", "int8", target="any" if target == "any" else "vnni"))
     form = package.manifest.weight_form
-    check_kernel(package.path / KERNEL_CHECK, form, session_options(1))
+    assert is_exact(package.path / KERNEL_CHECK, session_options(1, is_precise=True))
+    needs_precise_kernel(package.path / KERNEL_CHECK, form)
     graph = onnx.load(str(package.path / KERNEL_CHECK))
     weights = next(tensor for tensor in graph.graph.initializer if tensor.name == "weights")
     weights.raw_data = bytes([weights.raw_data[0] ^ 1]) + weights.raw_data[1:]
     onnx.save(graph, str(tmp_path / KERNEL_CHECK))
     with pytest.raises(ModelInvalid, match="--target any"):
-        check_kernel(tmp_path / KERNEL_CHECK, form, session_options(1))
+        needs_precise_kernel(tmp_path / KERNEL_CHECK, form)
 
 
 EMULATED = """

@@ -7,6 +7,7 @@ the same weight form as its layers; here its result is compared with exact arith
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +17,41 @@ import onnxruntime as ort
 from edgeqwen.core.kernel import DEPTH, check_weights
 from edgeqwen.core.model import WeightForm
 from edgeqwen.errors import ModelInvalid
+from edgeqwen.runtime.session import open_session, session_options
 
 ROWS: Final = (1, 5, 64)
 
+logger = logging.getLogger(__name__)
 
-def check_kernel(path: Path, form: WeightForm, options: ort.SessionOptions) -> None:
-    """Run the check graph for few and many rows; raises `ModelInvalid` if one result is not exact."""
-    try:
-        session: Any = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-        raise ModelInvalid(f"{path}: onnxruntime cannot load this graph") from error
+
+def needs_precise_kernel(path: Path, form: WeightForm) -> bool:
+    """Whether the products of the check graph at `path` are exact only with onnxruntime's slow, exact kernel.
+
+    Raises `ModelInvalid` if they are wrong with both.
+    """
+    if is_exact(path, session_options(1)):
+        return False
+    if not is_exact(path, session_options(1, is_precise=True)):
+        raise ModelInvalid(
+            f"{path.parent}: this processor multiplies the package's {form} 8-bit weights wrongly; "
+            "import the model again with --target any"
+        )
+    logger.warning(
+        "%s: made for a processor with VNNI, which this one is not: it is run exactly but slowly; "
+        "import the model again with --target any",
+        path.parent,
+    )
+    return True
+
+
+def is_exact(path: Path, options: ort.SessionOptions) -> bool:
+    """Whether the check graph, run for few and many rows, gives exact products under these options."""
+    session: Any = open_session(path, options)
     weights = check_weights().astype(np.int64)
     for rows in ROWS:
         codes = (255 - np.arange(rows * DEPTH) % 3).astype(np.uint8).reshape(rows, DEPTH)
         exact = (codes.astype(np.int64) - 128) @ weights
         (got,) = session.run(None, {"codes": codes})
         if not np.array_equal(got, exact.astype(np.float32)):
-            raise ModelInvalid(
-                f"{path.parent}: this processor multiplies the package's {form} 8-bit weights wrongly; "
-                "import the model again with --target any"
-            )
+            return False
+    return True

@@ -10,20 +10,12 @@ and whoever is computed beside it. All operators here work row by row in an orde
 of rows, but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another
 order. So a chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand
 where the next token's will, and are overwritten by it. (`int4` promises no such thing and does not pay for it.)
-
-Settings that matter, measured:
-* denormals as zero: masked scores run through exp into denormals, which cost a quarter of the attention's time;
-* `force_spinning_stop`: threads spin inside a step, where it saves 15 %, and sleep between steps, so idling costs
-  nothing;
-* thread counts are always explicit: left to itself onnxruntime pins to cores that may not be ours;
-* `x64quantprecision`: where the processor's signed kernel would saturate, onnxruntime uses the exact one instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -34,9 +26,10 @@ from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, ModelSpec
 from edgeqwen.core.package import Package
 from edgeqwen.core.step import Batch, KVData, Logits, RuntimeSpec, StepResult
-from edgeqwen.errors import ModelInvalid, RuntimeFailed
+from edgeqwen.errors import RuntimeFailed
 from edgeqwen.runtime.arena import Arena, ArenaShape
-from edgeqwen.runtime.kernel_check import check_kernel
+from edgeqwen.runtime.kernel_check import needs_precise_kernel
+from edgeqwen.runtime.session import first_line, open_session, session_options
 
 MAX_CHUNK: Final = 256
 DEFAULT_SLOTS: Final = 8
@@ -92,10 +85,9 @@ class OnnxRuntime:
     ) -> OnnxRuntime:
         """Load a package and warm up; raises `ModelInvalid` if its graph cannot be run (rightly) on this machine."""
         check = package.path / KERNEL_CHECK
-        if check.exists():
-            check_kernel(check, package.manifest.weight_form, session_options(options.num_threads))
+        is_precise = check.exists() and needs_precise_kernel(check, package.manifest.weight_form)
         progress(0.1)
-        session = _open_session(package.graph_path, options.num_threads)
+        session = open_session(package.graph_path, session_options(options.num_threads, is_precise=is_precise))
         progress(0.8)
         runtime = cls(session, package.manifest, options)
         runtime._warm_up()
@@ -181,7 +173,7 @@ class OnnxRuntime:
             binding.io.bind_output("logits", "cpu", 0, np.float32, shape, self._logits.ctypes.data)
             self._session.run_with_iobinding(binding.io)
         except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-            raise RuntimeFailed(f"the model's graph failed: {_first_line(error)}") from error
+            raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
         return logits
 
     def _logits_buffer(self, rows: int) -> Logits:
@@ -210,29 +202,5 @@ class OnnxRuntime:
         self.release(0)
 
 
-def session_options(num_threads: int) -> ort.SessionOptions:
-    """The settings of the header, for `num_threads` threads in all."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = num_threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.x64quantprecision", "1")
-    return options
-
-
-def _open_session(path: Path, num_threads: int) -> ort.InferenceSession:
-    try:
-        return ort.InferenceSession(str(path), session_options(num_threads), providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-        raise ModelInvalid(f"{path}: onnxruntime cannot load this graph: {_first_line(error)}") from error
-
-
 def _lengths(new: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return np.array([new], np.int32), np.array([end], np.int32)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0][:300]
