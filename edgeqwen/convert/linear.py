@@ -237,7 +237,7 @@ class Int8Linears:
             build = self._builder
             scale = build.node("Mul", [self._row_maximum(x, width), build.constant("per_127", 1 / 127)], x + ".scale")
             flat = build.node("Reshape", [scale, build.constant("flat", [-1], np.int64)], x + ".scales")
-            zero_points = self._row_zero_points(flat, x)
+            zero_points = self._row_zero_points(flat)
             codes = build.node("QuantizeLinear", [x, flat, zero_points], x + ".codes", axis=0)
             self._quantized[x] = (codes, scale)
         return self._quantized[x]
@@ -256,12 +256,14 @@ class Int8Linears:
             largest = [highest, build.node("Neg", [lowest], x + ".depth")]
         return build.node("Max", [*largest, tiny], x + ".peak")
 
-    def _row_zero_points(self, scales: str, x: str) -> str:
-        """128 for each row of `x` (as many rows as `scales`)."""
+    def _row_zero_points(self, scales: str) -> str:
+        """128 for each row, as many as `scales` has: every activation of a step has the same rows."""
         build = self._builder
-        count = build.node("Shape", [scales], x + ".count")
-        value = numpy_helper.from_array(np.array([128], np.uint8))
-        return build.node("ConstantOfShape", [count], x + ".zero_points", value=value)
+        if not build.has_value("row_zero_points"):
+            count = build.node("Shape", [scales], "row_count")
+            value = numpy_helper.from_array(np.array([128], np.uint8))
+            build.node("ConstantOfShape", [count], "row_zero_points", value=value)
+        return "row_zero_points"
 
 
 def row_ranges(rows: int) -> Iterator[tuple[int, int]]:
