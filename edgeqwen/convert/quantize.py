@@ -81,7 +81,8 @@ def block_size_for(columns: int, *, preferred: int) -> int:
 
 
 def _codes(blocks: Float32Array, scales: Float32Array, zero_point: int) -> Uint8Array:
-    inverse = np.where(scales == 0, 0, 1 / np.where(scales == 0, 1, scales)).astype(np.float32)
+    is_zero = np.abs(scales) < np.finfo(np.float32).tiny  # and what is so small that its inverse is not finite
+    inverse = np.where(is_zero, 0, 1 / np.where(is_zero, 1, scales)).astype(np.float32)
     codes: Uint8Array = np.clip(np.rint(blocks * inverse) + zero_point, 0, 2 * zero_point - 1).astype(np.uint8)
     return codes
 
