@@ -177,6 +177,20 @@ async def test_a_sink_may_cancel_before_the_first_step(kind: type[Event]) -> Non
         assert rig.runtime.batches == []
 
 
+async def test_choices_share_the_computed_prompt_and_answer_as_one_alone_would() -> None:
+    """The scripted runtime's tokens follow from all tokens before them, so a wrong copy would show."""
+    async with running() as rig:
+        prompt = "word " * 40
+        done, alone = await rig.run(prompt=prompt, max_tokens=12, temperature=0)
+        num_prompt = done.usage.prompt
+        num_batches = len(rig.runtime.batches)
+        _, three = await rig.run(prompt=prompt, max_tokens=12, temperature=0, n=3)
+        assert [three.text(choice=choice) for choice in range(3)] == [alone.text()] * 3
+        chunks = [chunk for batch in rig.runtime.batches[num_batches:] for chunk in batch.chunks]
+        assert sum(len(chunk.ids) for chunk in chunks if chunk.stop <= num_prompt) == num_prompt + 2
+        await rig.settle()
+
+
 async def test_a_failing_step_fails_its_requests_alone_and_the_engine_goes_on() -> None:
     script = FakeScript(tokens=(*ids("Hello"), eos()), fail_at_step=1)
     async with running(script) as rig:

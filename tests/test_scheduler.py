@@ -14,7 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.core.step import Chunk, RuntimeSpec
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
-from edgeqwen.scheduler import Admission, RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, StepPlan, TokenDrawn
+from edgeqwen.scheduler import (
+    Admission,
+    RequestFailed,
+    Scheduler,
+    SchedulerEvent,
+    SequenceEnded,
+    SlotCopy,
+    StepPlan,
+    TokenDrawn,
+)
 from edgeqwen.scheduler.chunking import FIRST_CHUNK, MIN_CHUNK, ChunkSizer
 from edgeqwen.scheduler.scheduler import Outcome
 from edgeqwen.scheduler.sequence import TRANSITIONS, State
@@ -125,6 +134,29 @@ def test_only_the_last_chunk_of_a_prompt_asks_for_logits() -> None:
     assert [(c.start, c.stop, c.num_logits) for c in chunks] == [(0, 16, 0), (16, 32, 0), (32, 40, 1)]
     assert sum((c.ids for c in chunks), ()) == tuple(range(10, 50))
     assert events == [TokenDrawn("a", 0, 0, 1, is_end=False)]
+
+
+def test_the_choices_of_a_request_compute_its_prompt_once() -> None:
+    scheduler = make(max_chunk=16)
+    scheduler.submit(request(prompt_len=40, n=3))
+    plans = []
+    while scheduler.num_held_tokens < 3 * 40:
+        plans.append(launch(scheduler))
+        finish_step(scheduler, plans[-1])
+    prefills = [plan for plan in plans if plan.is_prefill]
+    assert [sizes(plan) for plan in prefills] == [[16], [16], [8], [1], [1]]
+    assert [plan.copy for plan in prefills[:3]] == [None, None, None]
+    assert [plan.copy for plan in prefills[3:]] == [SlotCopy(0, 1, 39), SlotCopy(0, 2, 39)]
+
+
+def test_a_choice_that_starts_after_the_others_have_ended_computes_its_own_prompt() -> None:
+    scheduler = make(num_slots=1)
+    scheduler.submit(request(prompt_len=20, n=2, max_tokens=1))
+    for _ in range(2):
+        plan = launch(scheduler)
+        assert (sizes(plan), plan.copy) == ([20], None)
+        finish_step(scheduler, plan)
+    assert scheduler.is_idle
 
 
 def test_prompts_are_prefilled_one_at_a_time_in_order_of_arrival() -> None:
@@ -401,6 +433,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         slots = [chunk.slot for chunk in self.plan.batch.chunks]
         assert slots == sorted(set(slots))
+        if (copy := self.plan.copy) is not None:
+            assert copy.dst in slots
+            assert not self.held.get(copy.dst), "only an empty slot is copied to"
+            assert len(self.held[copy.src]) >= copy.length
+            self.held[copy.dst] = self.held[copy.src][: copy.length]
         for chunk, (rid, choice) in zip(self.plan.batch.chunks, self.plan.sequences, strict=True):
             tokens = self.held.setdefault(chunk.slot, [])
             assert chunk.start == len(tokens), "every token exactly once, in order, and the slot was empty at first"

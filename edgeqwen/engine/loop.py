@@ -10,16 +10,19 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from edgeqwen.core.step import Batch, Logits, Runtime
+from edgeqwen.core.step import Logits, Runtime
 from edgeqwen.engine.record import Records
 from edgeqwen.engine.stats import Rate
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.sampling import Sampled, Sampler
-from edgeqwen.scheduler import Scheduler, StepPlan
+from edgeqwen.scheduler import Scheduler, SlotCopy, StepPlan
 
 logger = logging.getLogger(__name__)
+
+COPY_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class StepLoop:
         for record in records:
             record.note_scheduled(now)
         samplers = [rec.sampler(choice) for rec, (_, choice) in zip(records, plan.sequences, strict=True)]
-        job = _Step(self._runtime, plan.batch, samplers, releases, self._clock)
+        job = _Step(self._runtime, plan, samplers, releases, self._clock)
         try:
             outcome = await self._thread.run(job)
         except EdgeqwenError as error:
@@ -115,18 +118,20 @@ class StepLoop:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The job of the engine thread: release, compute, draw."""
+    """The job of the engine thread: release, copy, compute, draw."""
 
     runtime: Runtime
-    batch: Batch
+    plan: StepPlan
     samplers: Sequence[Sampler]
     releases: tuple[int, ...]
     clock: Callable[[], float]
 
     def __call__(self) -> StepOutcome:
         _release(self.runtime, self.releases)
+        if self.plan.copy is not None:
+            _copy(self.runtime, self.plan.copy)
         started_at = self.clock()
-        result = self.runtime.step(self.batch)
+        result = self.runtime.step(self.plan.batch)
         duration_s = self.clock() - started_at
         draws = [
             _draw(sampler, rows[-1]) if len(rows) else None
@@ -140,6 +145,13 @@ def _draw(sampler: Sampler, row: Logits) -> Sampled | EdgeqwenError:
         return sampler.sample(row)
     except RuntimeFailed as error:  # of this row alone; the others of the step are sound
         return error
+
+
+def _copy(runtime: Runtime, copy: SlotCopy) -> None:
+    """In pieces, so that a long prompt does not stand in memory a third time."""
+    for start in range(0, copy.length, COPY_TOKENS):
+        stop = min(copy.length, start + COPY_TOKENS)
+        runtime.write_kv(copy.dst, start, runtime.read_kv(copy.src, start, stop))
 
 
 def _release(runtime: Runtime, slots: tuple[int, ...]) -> None:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from edgeqwen.scheduler.admission import Admission
-from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, StepPlan, TokenDrawn
+from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, SlotCopy, StepPlan, TokenDrawn
 from edgeqwen.scheduler.scheduler import Scheduler
 
-__all__ = ["Admission", "RequestFailed", "Scheduler", "SchedulerEvent", "SequenceEnded", "StepPlan", "TokenDrawn"]
+__all__ = [
+    "Admission",
+    "RequestFailed",
+    "Scheduler",
+    "SchedulerEvent",
+    "SequenceEnded",
+    "SlotCopy",
+    "StepPlan",
+    "TokenDrawn",
+]

@@ -11,12 +11,22 @@ from edgeqwen.errors import EdgeqwenError
 
 
 @dataclass(frozen=True, slots=True)
+class SlotCopy:
+    """The cache of the first `length` tokens of slot `src` goes to slot `dst`, which holds nothing yet."""
+
+    src: int
+    dst: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step to run. `sequences[i]` is the (rid, choice) that `batch.chunks[i]` belongs to."""
+    """A step to run, after the copy if there is one. `sequences[i]` is the (rid, choice) of `batch.chunks[i]`."""
 
     batch: Batch
     sequences: tuple[tuple[str, int], ...]
     is_prefill: bool
+    copy: SlotCopy | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ Life of a step, all of it on one thread:
 
 A prefill chunk and a decode step of all decoding sequences alternate, so a long prompt slows the others down but never
 stops them. One prompt is prefilled at a time, in order of arrival: rows of different prompts would have to be padded to
-one length. A request of n choices is n sequences that share nothing but their fate when one of them fails.
+one length. A request of n choices is n sequences; the prompt is computed for the first, and those that start while one
+of them decodes get its cache copied and compute the last token alone. They share their fate when one of them fails.
 
 Freed slots are collected for `take_releases`; the engine must have the runtime release those before the next step.
 """
@@ -25,7 +26,7 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.kvcache import SlotTable
 from edgeqwen.scheduler.admission import Admission
 from edgeqwen.scheduler.chunking import ChunkSizer
-from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, StepPlan, TokenDrawn
+from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, SlotCopy, StepPlan, TokenDrawn
 from edgeqwen.scheduler.sequence import Group, Sequence, State
 
 Outcome = int | EdgeqwenError | None
@@ -124,7 +125,8 @@ class Scheduler:
         assert not self._in_flight, "a step is in flight"
         sequence = self._next_prefill(now)
         if sequence is not None and not (self._was_prefill and self._decoding):
-            return self._launch([self._prefill_chunk(sequence)], [sequence], is_prefill=True)
+            copy = self._shared_prompt(sequence)
+            return self._launch([self._prefill_chunk(sequence)], [sequence], is_prefill=True, copy=copy)
         if not self._decoding:
             return None
         slots = sorted(self._decoding)
@@ -146,6 +148,17 @@ class Scheduler:
                 self._admission.start()
         return self._prefilling
 
+    def _shared_prompt(self, sequence: Sequence) -> SlotCopy | None:
+        """For a sequence that has computed nothing: the copy that leaves only the prompt's last token to compute."""
+        length = len(sequence.request.prompt_ids) - 1
+        donor = self._groups[sequence.request.rid].donor()
+        if donor is None or sequence.num_computed or length < 1:
+            return None
+        assert donor.slot is not None
+        assert sequence.slot is not None
+        sequence.num_computed = length
+        return SlotCopy(donor.slot, sequence.slot, length)
+
     def _prefill_chunk(self, sequence: Sequence) -> Chunk:
         # prompt   |<- num_computed ->|<- size ->|<- later chunks ->|     only the prompt's last row needs logits
         assert sequence.slot is not None
@@ -154,13 +167,15 @@ class Scheduler:
         prompt = sequence.request.prompt_ids
         return Chunk(sequence.slot, start, prompt[start:stop], num_logits=int(stop == len(prompt)))
 
-    def _launch(self, chunks: list[Chunk], sequences: list[Sequence], *, is_prefill: bool) -> StepPlan:
+    def _launch(
+        self, chunks: list[Chunk], sequences: list[Sequence], *, is_prefill: bool, copy: SlotCopy | None = None
+    ) -> StepPlan:
         for sequence in sequences:
             sequence.is_in_flight = True
         self._in_flight = tuple(sequences)
         self._was_prefill = is_prefill
         owners = tuple((sequence.request.rid, sequence.choice) for sequence in sequences)
-        return StepPlan(Batch(tuple(chunks)), owners, is_prefill)
+        return StepPlan(Batch(tuple(chunks)), owners, is_prefill, copy)
 
     def commit(self, plan: StepPlan, outcomes: Seq[Outcome], *, duration_s: float, now: float) -> list[SchedulerEvent]:
         """Take in the results of the step in flight, one outcome a chunk; `duration_s` is what the runtime took."""

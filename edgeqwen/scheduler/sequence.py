@@ -65,6 +65,10 @@ class Group:
     sequences: list[Sequence] = field(default_factory=list)
     has_started: bool = False
 
+    def donor(self) -> Sequence | None:
+        """A choice whose slot holds the whole prompt, so that another need not compute it."""
+        return next((each for each in self.sequences if each.state is State.DECODING), None)
+
     @property
     def is_over(self) -> bool:
         return all(sequence.state is State.FINISHED for sequence in self.sequences)
