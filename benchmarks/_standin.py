@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,13 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import EMBEDDING, FINAL_NORM, expected_tensors
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from edgeqwen.convert.checkpoint import expected_tensors
 from edgeqwen.core.model import ModelSpec
+from tests.checkpoints import add_gguf_shape, config_json, encode, gguf_name
 
 ROWS_AT_ONCE = 8192
-GGUF_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 
 
 def standin_spec(num_layers: int = 28) -> ModelSpec:
@@ -70,10 +61,6 @@ def weights(name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:
         yield draw.standard_normal((rows, shape[1]), np.float32) * np.float32(0.02)
 
 
-def bfloat16(values: NDArray[np.float32]) -> bytes:
-    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-
-
 def write_folder(out: Path, spec: ModelSpec) -> None:
     """config.json, tokenizer.json and bf16 weights, as the hub has them."""
     out.mkdir(parents=True, exist_ok=True)
@@ -89,30 +76,9 @@ def write_folder(out: Path, spec: ModelSpec) -> None:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, shape in expected_tensors(spec).items():
             for piece in weights(name, shape):
-                file.write(bfloat16(piece))
-    (out / "config.json").write_text(json.dumps(config(spec)))
+                file.write(encode(piece, "BF16"))
+    (out / "config.json").write_text(json.dumps(config_json(spec)))
     (out / "tokenizer.json").write_text(json.dumps(tokenizer(spec)))
-
-
-def config(spec: ModelSpec) -> dict[str, Any]:
-    return {
-        "model_type": "qwen3",
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": spec.intermediate_size,
-        "num_hidden_layers": spec.num_layers,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": spec.max_position,
-        "rms_norm_eps": spec.rms_norm_eps,
-        "rope_theta": spec.rope_theta,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-        "eos_token_id": spec.eos_token_ids[0],
-        "torch_dtype": "bfloat16",
-    }
 
 
 def tokenizer(spec: ModelSpec) -> dict[str, Any]:
@@ -134,16 +100,7 @@ def tokenizer(spec: ModelSpec) -> dict[str, Any]:
 def write_gguf(path: Path, spec: ModelSpec) -> None:
     """The same weights as an F16 GGUF file, for peers that quantise it themselves."""
     writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_context_length(spec.max_position)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_block_count(spec.num_layers)
-    writer.add_feed_forward_length(spec.intermediate_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_rope_freq_base(spec.rope_theta)
-    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
+    add_gguf_shape(writer, spec)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
@@ -159,15 +116,6 @@ def write_gguf(path: Path, spec: ModelSpec) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def gguf_name(name: str) -> str:
-    whole = {EMBEDDING: "token_embd.weight", FINAL_NORM: "output_norm.weight"}
-    if name in whole:
-        return whole[name]
-    layer, rest = name.removeprefix("model.layers.").split(".", 1)
-    stem, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{GGUF_NAMES[stem]}.{kind}"
 
 
 if __name__ == "__main__":

@@ -61,27 +61,13 @@ class GgufCheckpoint:
         source: Source,
     ) -> None:
         self._file = file
-        self._spec = spec
+        self.spec = spec
         self._stored = stored
-        self._side_files = side_files
-        self._source = source
-        self._tensors = {name: TensorInfo(tensor.shape, tensor.type.name) for name, tensor in stored.items()}
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def source(self) -> Source:
-        return self._source
-
-    @property
-    def side_files(self) -> SideFiles:
-        return self._side_files
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
+        self.side_files = side_files
+        self.source = source
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(tensor.shape, tensor.type.name) for name, tensor in stored.items()
+        }
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32Array:
         tensor = self._stored[name]
@@ -127,7 +113,7 @@ class GgufCheckpoint:
         if not self._is_permuted(name):
             raw = self._file.read(tensor.offset + start * row_bytes, (stop - start) * row_bytes)
             return raw.reshape(stop - start, row_bytes)
-        head_dim = self._spec.head_dim
+        head_dim = self.spec.head_dim
         first, last = start // head_dim * head_dim, -(-stop // head_dim) * head_dim
         raw = self._file.read(tensor.offset + first * row_bytes, (last - first) * row_bytes)
         row = np.arange(start, stop)
@@ -137,7 +123,7 @@ class GgufCheckpoint:
         return rows
 
     def _is_permuted(self, name: str) -> bool:
-        return self._spec.family == "llama" and (".q_proj." in name or ".k_proj." in name)
+        return self.spec.family == "llama" and (".q_proj." in name or ".k_proj." in name)
 
 
 def dequantise(raw: NDArray[np.uint8], type_name: str) -> Float32Array:

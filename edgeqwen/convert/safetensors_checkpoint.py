@@ -71,27 +71,13 @@ class SafetensorsCheckpoint:
         source: Source,
     ) -> None:
         self._files = files
-        self._spec = spec
+        self.spec = spec
         self._stored = stored
-        self._side_files = side_files
-        self._source = source
-        self._tensors = {name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in stored.items()}
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self._spec
-
-    @property
-    def source(self) -> Source:
-        return self._source
-
-    @property
-    def side_files(self) -> SideFiles:
-        return self._side_files
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self._tensors
+        self.side_files = side_files
+        self.source = source
+        self.tensors: Mapping[str, TensorInfo] = {
+            name: TensorInfo(tensor.shape, tensor.dtype) for name, tensor in stored.items()
+        }
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32Array:
         tensor = self._stored[name]
