@@ -246,3 +246,15 @@ def test_logprobs_come_only_if_asked_for() -> None:
     alone = make(logprobs=0).sample(row(1, 2))
     assert alone.logprob is not None
     assert alone.top == ()
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e-39, 1e-38, 1e-10])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_smallest_repetition_penalties_still_give_a_token(penalty: float, temperature: float) -> None:
+    sampler = make(repetition_penalty=penalty, temperature=temperature, top_p=0.9, min_p=0.1, prompt_ids=(0, 1, 2))
+    assert sampler.sample(row(-3.0, 0.0, 30.0, 40.0)).token == 2
+
+
+def test_penalties_hide_no_fault_of_the_model() -> None:
+    with pytest.raises(RuntimeFailed):
+        make(repetition_penalty=2.0, prompt_ids=(0, 1)).sample(row(math.inf, 1.0))

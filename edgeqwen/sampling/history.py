@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeqwen.core.request import SamplingParams
+
+_FLOAT32: Final = np.finfo(np.float32)
 
 
 class History:
@@ -41,8 +44,15 @@ class History:
         ids, counts = self._ids[: len(self._places)], self._counts[: len(self._places)]
         values = row[ids]
         if params.repetition_penalty != 1.0:
-            penalty = np.float32(params.repetition_penalty)
-            values = np.where(values > 0, values / penalty, values * penalty)
+            values = _repeated(values, params.repetition_penalty)
         values -= counts * np.float32(params.frequency_penalty)
         values -= (counts > 0) * np.float32(params.presence_penalty)
         row[ids] = values
+
+
+def _repeated(values: NDArray[np.float32], penalty: float) -> NDArray[np.float32]:
+    """The repetition penalty. What it would carry beyond the largest number stays there: a logit has to be finite."""
+    scale = np.float32(max(penalty, float(_FLOAT32.tiny)))
+    with np.errstate(over="ignore"):
+        scaled = np.where(values > 0, values / scale, values * scale)
+    return np.where(np.isfinite(values), np.clip(scaled, _FLOAT32.min, _FLOAT32.max), scaled)
