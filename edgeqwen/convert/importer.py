@@ -1,7 +1,7 @@
 """From an opened checkpoint to a package folder: weights, graph, side files, manifest; written beside, then renamed.
 
-An import that fails or is killed leaves at most a folder whose name begins with `.` and ends in `.importing`; the
-next import to the same place removes it. A package that was there before stays until the new one is complete and
+An import that is killed leaves at most a folder whose name begins with `.` and ends in `.importing` (or `.replaced`);
+the next import to the same place removes it. A package that was there before stays until the new one is complete and
 checked, and a daemon that has it open keeps reading the old files: they are unlinked, never written to.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import onnx
 from edgeqwen import __version__
 from edgeqwen.convert.checkpoint import Checkpoint
 from edgeqwen.convert.decoder import DecoderGraph
+from edgeqwen.convert.exchange import exchange
 from edgeqwen.convert.graph import WEIGHTS_FILE, GraphBuilder, WeightsFile
 from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import make_linears
@@ -77,14 +79,15 @@ def _staging(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
             raise CannotWrite(f"{out}: exists and is not a model package; choose another --out")
-        shutil.rmtree(folder, ignore_errors=True)
+        _restore(out)
+        _remove(folder)
         folder.mkdir()
         yield folder
     except OSError as error:
         reason = "no space left on the device" if error.errno == errno.ENOSPC else (error.strerror or str(error))
         raise CannotWrite(f"{error.filename or folder}: cannot write the package: {reason}") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 def _write_graph(checkpoint: Checkpoint, folder: Path, *, quant: Quant, form: WeightForm, progress: Progress) -> None:
@@ -139,12 +142,43 @@ def _check(folder: Path) -> None:
 
 
 def _publish(folder: Path, out: Path) -> None:
-    """Put the finished folder in place of `out`; the old package's files live on for whoever has them open."""
-    if out.exists():
-        old = out.parent / f".{out.name}.replaced"
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
+    """Put the finished folder in place of `out`; the old package's files live on for whoever has them open.
+
+    The two change places in one step, so `out` is a whole package whenever the import is killed; the old one is left
+    under the name of `folder`, to be removed. Where a file system cannot do that, `out` is missing for an instant, and
+    `_restore` brings the old package back if the import ends just there.
+    """
+    _sync(folder)
+    if not out.exists():
         folder.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
+    elif not exchange(folder, out):
+        out.rename(_set_aside(out))
+        folder.rename(out)
+        _remove(_set_aside(out))
+
+
+def _sync(folder: Path) -> None:
+    """Write the files through to the device before they replace others: a power cut must not leave neither of both."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _restore(out: Path) -> None:
+    """Undo the first half of a replacement that another import did not live to finish."""
+    aside = _set_aside(out)
+    if aside.exists() and not out.exists():
+        aside.rename(out)
+    _remove(aside)
+
+
+def _set_aside(out: Path) -> Path:
+    return out.parent / f".{out.name}.replaced"
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder of ours, or the link to one that stood in its place."""
+    if path.is_symlink():
+        path.unlink()
     else:
-        folder.rename(out)
+        shutil.rmtree(path, ignore_errors=True)
