@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from edgeqwen.config import Config
-from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files
+from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import check_processor, read_processor, usable_cores
 from edgeqwen.engine.inference import Inference
@@ -182,6 +182,7 @@ def open_model(options: DaemonOptions) -> Model:
 
 def _open_package_model(options: DaemonOptions) -> Model:
     package = open_package(options.package_path)
+    verify_digests(package, with_weights=False)
     manifest = package.manifest
     tokenizer = Tokenizer.from_file(package.tokenizer_path)
     if tokenizer.num_tokens != manifest.spec.num_tokens:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import signal
 import socket
@@ -204,7 +205,7 @@ def test_imported_package_is_served() -> None:
 
 
 def copied_package(folder: Path, **changed: bytes) -> Path:
-    """The tiny package with some files replaced, their sizes restated."""
+    """The tiny package with some files replaced, their sizes and digests restated."""
     folder.mkdir()
     for path in tiny_package().iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
@@ -212,6 +213,7 @@ def copied_package(folder: Path, **changed: bytes) -> Path:
     for name, data in changed.items():
         (folder / name).write_bytes(data)
         manifest["sizes"][name] = len(data)
+        manifest["digests"][name] = "sha256:" + hashlib.sha256(data).hexdigest()
     (folder / "model.json").write_text(json.dumps(manifest))
     return folder
 

@@ -22,6 +22,7 @@ from edgeqwen.errors import ModelInvalid, ModelMissing
 
 MANIFEST = "model.json"
 GRAPH = "decode.onnx"
+WEIGHTS = "weights.bin"
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION_CONFIG = "generation_config.json"
@@ -97,9 +98,14 @@ def listed_eos(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(token for token in listed if type(token) is int)
 
 
-def verify_digests(package: Package) -> None:
-    """Read every file and compare its digest; raises `ModelInvalid` that names the first one that differs."""
+def verify_digests(package: Package, *, with_weights: bool = True) -> None:
+    """Read every file and compare its digest; raises `ModelInvalid` that names the first one that differs.
+
+    `with_weights` false leaves out the one file that takes long to read.
+    """
     for name, digest in package.manifest.digests.items():
+        if name == WEIGHTS and not with_weights:
+            continue
         with (package.path / name).open("rb") as file:
             actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
         if actual != digest:
@@ -162,9 +168,10 @@ def models_dir(environ: Mapping[str, str], *, is_root: bool) -> Path:
 
 
 def installed_models(folder: Path) -> tuple[str, ...]:
-    """Names of the packages in `folder`, sorted."""
+    """Names of the packages in `folder`, sorted; not what an import is writing or has left (`.NAME.importing`)."""
     try:
-        return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / MANIFEST).is_file()))
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        return tuple(sorted(entry.name for entry in entries if (entry / MANIFEST).is_file()))
     except OSError:
         return ()
 
