@@ -79,7 +79,11 @@ def run_command(
     """`edgeqwen FLAGS` to its end."""
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with start_command(*flags, environ=environ, **pipes) as process:
-        out, err = process.communicate(stdin, timeout=HANG_GUARD_S)
+        try:
+            out, err = process.communicate(stdin, timeout=HANG_GUARD_S)
+        except subprocess.TimeoutExpired:
+            process.kill()  # leaving the `with` would wait for it
+            raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
