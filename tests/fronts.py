@@ -17,6 +17,7 @@ from tests.qwen_files import DATA, qwen_tokenizer_path
 
 Front: TypeAlias = Literal["socket", "socket stream", "http", "http stream", "ask"]
 FRONTS: Final[tuple[Front, ...]] = get_args(Front)
+WITHOUT_ASK: Final[tuple[Front, ...]] = tuple(front for front in FRONTS if front != "ask")
 CHAT_PATH: Final = "/v1/chat/completions"
 HTTP_NAMES: Final = {"think": "enable_thinking"}
 

@@ -1,6 +1,7 @@
 """Records what transformers computes, for tests on machines without it. Needs torch and transformers:
 
 python -m tests.record_parity parity               -> tests/data/parity.npz
+python -m tests.record_parity long                 -> tests/data/parity_long.npz
 python -m tests.record_parity greedy FILE.gguf     -> tests/data/smollm2_greedy.json
 """
 
@@ -21,6 +22,8 @@ from tests.checkpoints import write_safetensors_model
 DATA = Path(__file__).parent / "data"
 POSITIONS = (0, 1, 2, 7, 63, 64, 255, 256, 257, 511, 1000, 1023, 1024, 1500, 1998, 1999)
 NUM_IDS = 2000
+LONG_POSITIONS = (0, 1, 7, 511, 4000)
+LONG_CASES = ("qwen3-tied", "qwen2-tied", "llama-tied")
 NUM_GREEDY = 64
 CASES: dict[str, tuple[Family, dict[str, Any]]] = {
     "qwen3-tied": ("qwen3", {}),
@@ -41,9 +44,9 @@ QUESTIONS = (
 )
 
 
-def case_ids(vocab_size: int) -> list[int]:
+def case_ids(vocab_size: int, count: int = NUM_IDS) -> list[int]:
     """The ids that all cases are computed for."""
-    return [int(token) for token in np.random.default_rng(5).integers(0, vocab_size, NUM_IDS)]
+    return [int(token) for token in np.random.default_rng(5).integers(0, vocab_size, count)]
 
 
 def reference_logits(folder: Path, ids: list[int]) -> NDArray[np.float32]:
@@ -66,6 +69,18 @@ def record_parity() -> None:
         arrays[name] = logits[list(POSITIONS)]
         arrays[name + ".std"] = logits.std(keepdims=True)[0]
     np.savez_compressed(DATA / "parity.npz", allow_pickle=False, **arrays)
+
+
+def record_long() -> None:
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for name in LONG_CASES:
+        family, options = CASES[name]
+        with tempfile.TemporaryDirectory() as folder:
+            spec = write_safetensors_model(Path(folder), family=family, **options)
+            logits = reference_logits(Path(folder), case_ids(spec.vocab_size, LONG_POSITIONS[-1] + 1))
+        arrays[name] = logits[list(LONG_POSITIONS)]
+        arrays[name + ".std"] = logits.std(keepdims=True)[0]
+    np.savez_compressed(DATA / "parity_long.npz", allow_pickle=False, **arrays)
 
 
 def record_greedy(gguf_path: Path) -> None:
@@ -93,5 +108,7 @@ def record_greedy(gguf_path: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "parity":
         record_parity()
+    elif sys.argv[1] == "long":
+        record_long()
     else:
         record_greedy(Path(sys.argv[2]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.daemons import DaemonProcess, running_daemon
-from tests.fronts import FRONTS, Answer, Front, call, chat, post, write_qwen_model
+from tests.fronts import FRONTS, WITHOUT_ASK, Answer, Front, call, chat, post, write_qwen_model
 from tests.qwen_files import END_OF_TEXT, END_THINK, IM_END, NUM_TOKENS, THINK, golden, qwen_tokenizer
 
 MARK = "\ufffd"
@@ -20,7 +20,6 @@ SPLIT_TEXT = "ok 🫠 龘 👩🏽‍🚀 नमस्ते end"
 ENGLAND = "🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
 MARKERS = ("In XML, close with ", "</", "think", ">", " and go on")
 MELT = (9284, 104, 254)  # U+1FAE0 in three tokens
-WITHOUT_ASK: tuple[Front, ...] = tuple(front for front in FRONTS if front != "ask")
 OFF = {"think": False}
 ON = {"think": True}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import time
 import tracemalloc
@@ -352,11 +353,14 @@ def test_stored_types_give_the_reference_values(type_name: str, family: Any, tmp
     checkpoint.close()
 
 
-@pytest.mark.parametrize("type_name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
-def test_k_quants_give_the_reference_values(type_name: str, tmp_path: Path) -> None:
+K_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+"""Where in a block its half-precision scales stand."""
+
+
+@pytest.mark.parametrize("type_names", [*([name] for name in K_SCALES), list(K_SCALES)], ids="-".join)
+def test_k_quants_give_the_reference_values(type_names: list[str], tmp_path: Path) -> None:
     """There is no quantiser for these, so the blocks are random bytes with scales that are finite."""
-    kind = gguf.GGMLQuantizationType[type_name]
-    block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
+    cycle = itertools.cycle(type_names)
     path = tmp_path / "model.gguf"
     spec = tiny_spec("llama", num_layers=1, **K_QUANT_SHAPE)
     writer = gguf.GGUFWriter(path, "llama")
@@ -368,8 +372,11 @@ def test_k_quants_give_the_reference_values(type_name: str, tmp_path: Path) -> N
         if values.ndim == 1:
             writer.add_tensor(gguf_name(name), values)
             continue
+        type_name = next(cycle)
+        kind = gguf.GGMLQuantizationType[type_name]
+        block_bytes = gguf.GGML_QUANT_SIZES[kind][1]
         blocks = draw.integers(0, 256, (values.shape[0], values.shape[1] // 256, block_bytes), np.uint8)
-        for at in {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[type_name]:
+        for at in K_SCALES[type_name]:
             scales = draw.standard_normal(blocks.shape[:2]).astype("<f2")
             blocks[:, :, at : at + 2] = scales[:, :, None].view(np.uint8)
         raw = blocks.reshape(values.shape[0], -1)
