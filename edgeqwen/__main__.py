@@ -1,8 +1,20 @@
-"""`python -m edgeqwen` is the command `edgeqwen`."""
+"""The command `edgeqwen`, also as `python -m edgeqwen`. Ctrl-C is no traceback either while the command is imported."""
 
 from __future__ import annotations
 
-from edgeqwen.cli.main import main
+import sys
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Entry point of the installed command."""
+    try:
+        from edgeqwen.cli import main as command
+
+        command.main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ One request is in flight at a time. A connection that breaks before a request's 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, ConfigInvalid, EdgeqwenError
+from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, ConfigInvalid, EdgeqwenError
 
 MAX_PATH_BYTES: Final = 107
 READ_BYTES: Final = 64 << 10
@@ -53,6 +54,14 @@ def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:
         field=error.get("field"),
         retry_ms=error.get("retry_ms"),
     )
+
+
+def _line(members: Mapping[str, Any]) -> bytes:
+    """A request. Python's own encoder, since others silently make null of what is no finite number."""
+    try:
+        return json.dumps(members, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError as exc:  # UnicodeEncodeError is one too
+        raise BadRequest("numbers must be finite, and text must not hold lone surrogates") from exc
 
 
 class Client:
@@ -107,12 +116,13 @@ class Client:
     def stream(self, op: str, **members: Any) -> Iterator[dict[str, Any]]:
         """The frames of `op` as they come, the final one included. Members that are None are left out.
 
-        The request is sent at the first step of the iterator. Leaving it early leaves frames unread: close the client.
+        The request is sent at the first step of the iterator, which raises `BadRequest` if no frame can carry it.
+        Leaving it early leaves frames unread: close the client.
         """
         self._num_requests += 1
         request_id = self._current_id = self._num_requests
         given = {name: value for name, value in members.items() if value is not None}
-        self._send(msgspec.json.encode({"op": op, "id": request_id, **given}) + b"\n")
+        self._send(_line({"op": op, "id": request_id, **given}))
         while True:
             frame = self._read_frame()
             if "error" in frame and frame["done"] and frame.get("id", request_id) == request_id:
@@ -127,7 +137,7 @@ class Client:
         """Ask for the end of the request in flight; its final frame still comes."""
         self._num_requests += 1
         members = {"op": "cancel", "id": self._num_requests, "target": self._current_id}
-        self._send(msgspec.json.encode(members) + b"\n")
+        self._send(_line(members))
 
     def _send(self, data: bytes) -> None:
         # A daemon that turns a connection away closes at once; its reason is then still there to be read.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,12 +12,11 @@ from typing import Any, Final
 import click
 
 from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.cli.streams import valid_text
 from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest
 
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
-EXIT_PIPE_CLOSED: Final = 141
-"""What a shell reports of a program that SIGPIPE ended (128 + 13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +63,7 @@ def read_prompt(arguments: tuple[str, ...]) -> str:
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
         raise BadRequest("nothing to ask: give a prompt as arguments or on stdin")
-    # An argument that is not UTF-8 comes as lone surrogates, which no frame can carry.
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return valid_text(text)
 
 
 def ask(question: str, options: AskOptions) -> int:
@@ -75,7 +72,7 @@ def ask(question: str, options: AskOptions) -> int:
 
     messages = [{"role": "user", "content": question}]
     if options.system is not None:
-        messages.insert(0, {"role": "system", "content": options.system})
+        messages.insert(0, {"role": "system", "content": valid_text(options.system)})
     members: dict[str, Any] = {
         "messages": messages,
         "think": options.think,
@@ -92,10 +89,6 @@ def ask(question: str, options: AskOptions) -> int:
             final = show(client.stream("chat", stream=True, **members), Screen(ends_line=options.ends_line))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Nobody reads stdout any more. Python would complain when it flushes at exit; let it flush into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
     if options.is_verbose:
         print(speeds(final), file=sys.stderr)
     return 0

@@ -13,6 +13,7 @@ import click
 
 from edgeqwen.cli.ask import Screen, show, speeds
 from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.cli.streams import valid_text
 from edgeqwen.errors import EdgeqwenError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _lines() -> Iterator[str]:
     prompt = PROMPT if sys.stdin.isatty() else ""
     while True:
         try:
-            yield input(prompt)
+            yield valid_text(input(prompt))
         except KeyboardInterrupt:
             click.echo(err=True)
         except EOFError:
@@ -81,7 +82,9 @@ class Conversation:
     def __init__(self, socket_path: Path, *, think: bool | None, system: str | None, is_verbose: bool) -> None:
         self._socket_path = socket_path
         self._think = think
-        self._first: list[dict[str, str]] = [] if system is None else [{"role": "system", "content": system}]
+        self._first: list[dict[str, str]] = []
+        if system is not None:
+            self._first.append({"role": "system", "content": valid_text(system)})
         self._is_verbose = is_verbose
         self.messages = list(self._first)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
 from edgeqwen import __version__
+from edgeqwen.cli.streams import StreamFailed, complain, failures_named, open_missing
 from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_NO_INPUT, EXIT_USAGE, EdgeqwenError
 
 COMMANDS: Final = {
@@ -39,6 +40,15 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """Help and version are printed in here."""
+        with failures_named():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures_named():
+            return super().invoke(ctx)
+
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="edgeqwen")
@@ -51,15 +61,19 @@ def run(arguments: Sequence[str]) -> int:
     try:
         result = group.main(args=list(arguments), prog_name="edgeqwen", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
+        complain(error.format_message())
         return EXIT_USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "edgeqwen"
-        click.echo(f"{where}: {one_line(error.format_message())} (see `{where} --help`)", err=True)
+        complain(f"{where}: {one_line(error.format_message())} (see `{where} --help`)")
         return EXIT_USAGE
+    except StreamFailed as error:
+        if not error.is_closed:
+            complain(f"edgeqwen: {error.message}")
+        return error.exit_code
     except EdgeqwenError as error:
-        click.echo(f"edgeqwen: {one_line(error.message)}", err=True)
+        complain(f"edgeqwen: {one_line(error.message)}")
         return EXIT_NO_INPUT if error.code == "not_found" else error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return EXIT_INTERRUPTED
@@ -71,5 +85,6 @@ def one_line(text: str) -> str:
 
 
 def main() -> NoReturn:
-    """Entry point of the installed command."""
+    """The command as a process."""
+    open_missing()
     sys.exit(run(sys.argv[1:]))

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from edgeqwen.cli.main import one_line
 from edgeqwen.cli.places import models_folder
+from edgeqwen.cli.streams import StreamFailed, complain, failures_named, open_missing
 from edgeqwen.core.model import Manifest
 from edgeqwen.core.package import open_package
 from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_USAGE, CannotWrite, EdgeqwenError, FileError, ModelMissing
@@ -62,7 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_USAGE
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the daemon is stopped too
     try:
-        return run(" ".join(given.question), given.cache)
+        with failures_named():
+            return run(" ".join(given.question), given.cache)
+    except StreamFailed as error:
+        if not error.is_closed:
+            say(error.message)
+        return error.exit_code
     except EdgeqwenError as error:
         say(one_line(error.message))
         return error.exit_code
@@ -82,7 +88,7 @@ def run(question: str, cache: Path) -> int:
 
 
 def say(text: str) -> None:
-    print(f"quickstart: {text}", file=sys.stderr, flush=True)
+    complain(f"quickstart: {text}")
 
 
 def writable_models_folder(cache: Path) -> Path:
@@ -217,4 +223,5 @@ def _wait_until_listening(daemon: subprocess.Popen[bytes], socket_path: Path, lo
 
 
 if __name__ == "__main__":
+    open_missing()
     sys.exit(main())

@@ -1,0 +1,75 @@
+"""The standard streams of a command: there from the start, and a failing one is a line and an exit code.
+
+A descriptor of the three that is closed at the start would be given to the next file or socket that is opened, and what
+a library prints would then go in there. So they are filled first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from edgeqwen.errors import CannotWrite
+
+EXIT_PIPE_CLOSED: Final = 141
+"""What a shell reports of a program that SIGPIPE ended (128 + 13)."""
+
+_MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
+
+
+class StreamFailed(CannotWrite):
+    """A standard stream failed. Where nobody reads the output any more (`is_closed`) there is nobody to tell."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"standard input or output: {error.strerror}")
+        self.is_closed = error.errno == errno.EPIPE
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_PIPE_CLOSED if self.is_closed else super().exit_code
+
+
+def open_missing() -> None:
+    """Open the standard streams that are closed, so that nothing else takes their descriptors."""
+    for name, mode in _MODES.items():
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)  # the lowest that is free, hence the missing one
+            os.set_inheritable(fd, True)
+            setattr(sys, name, os.fdopen(fd, mode, encoding="utf-8", closefd=False))
+
+
+@contextlib.contextmanager
+def failures_named() -> Iterator[None]:
+    """Raise `StreamFailed` if a standard stream fails in here, or when the output is flushed at the end.
+
+    Files and sockets are dealt with where they are used; an error that names a file is theirs and passes.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _drop_output()
+        raise StreamFailed(error) from error
+
+
+def complain(text: str) -> None:
+    """A line on stderr, if that takes it."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def valid_text(text: str) -> str:
+    """`text` without lone surrogates: what an argument or stdin held that was not UTF-8, and no frame can carry."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit; let that go nowhere."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
