@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edgeqwen.client import CutOff
-from edgeqwen.convert import importer
+from edgeqwen.convert import importer, staging
 from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT
 from edgeqwen.convert.importer import import_model
 from edgeqwen.core.package import installed_models, open_package, verify_digests
@@ -459,12 +459,12 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from edgeqwen.client import CutOff
-from edgeqwen.convert import importer
+from edgeqwen.convert import importer, staging
 from edgeqwen.core.package import installed_models, open_package, verify_digests
 
 folder, swaps = Path(sys.argv[1]), sys.argv[2] == "True"
 if not swaps:
-    importer.exchange = lambda first, second: False
+    staging.exchange = lambda first, second: False
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree", "ctypes.dlsym"}
 
 def import_until(kill_at):

@@ -197,3 +197,28 @@ def test_an_import_streams_its_tensors_instead_of_loading_them(tmp_path: Path) -
     command = [sys.executable, "-c", STREAMING, str(tmp_path / "source"), str(tmp_path / "package")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
+
+
+LOCKING = """
+import sys
+from pathlib import Path
+from edgeqwen.convert.staging import staging
+with staging(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_import_to_the_same_place_is_told_and_the_first_goes_on(tmp_path: Path) -> None:
+    write_safetensors_model(tmp_path / "source")
+    out = tmp_path / "package"
+    command = [sys.executable, "-c", LOCKING, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(CannotWrite, match="another import"):
+            import_model(tmp_path / "source", out, quant="int8", target="any", name="m")
+        assert (tmp_path / ".package.importing").is_dir()
+        first.kill()
+    import_model(tmp_path / "source", out, quant="int8", target="any", name="m")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["package", "source"]

@@ -1,18 +1,13 @@
-"""From an opened checkpoint to a package folder: weights, graph, side files, manifest; written beside, then renamed.
+"""From an opened checkpoint to a package folder: weights, graph, side files, manifest, and a check of it all.
 
-An import that is killed leaves at most a folder whose name begins with `.` and ends in `.importing` (or `.replaced`);
-the next import to the same place removes it. A package that was there before stays until the new one is complete and
-checked, and a daemon that has it open keeps reading the old files: they are unlinked, never written to.
+`staging` sees to it that nothing half-written is ever found: a daemon that has the old package open keeps reading the
+old files, which are unlinked, never written to.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -22,15 +17,15 @@ import onnx
 from edgeqwen import __version__
 from edgeqwen.convert.checkpoint import Checkpoint
 from edgeqwen.convert.decoder import DecoderGraph
-from edgeqwen.convert.exchange import exchange
 from edgeqwen.convert.graph import WEIGHTS_FILE, GraphBuilder, WeightsFile
 from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import make_linears
 from edgeqwen.convert.sources import open_checkpoint
+from edgeqwen.convert.staging import publish, staging
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, Quant, Source, WeightForm
 from edgeqwen.core.package import GENERATION_CONFIG, GRAPH, MANIFEST, TEMPLATE, TOKENIZER, open_package
-from edgeqwen.errors import CannotWrite, ModelInvalid
+from edgeqwen.errors import ModelInvalid
 
 Target = Literal["any", "vnni", "arm"]
 Progress = Callable[[float], None]
@@ -58,36 +53,17 @@ def import_model(
     """
     checkpoint = open_checkpoint(path)
     try:
-        with _staging(out) as folder:
+        with staging(out) as folder:
             _write_graph(checkpoint, folder, quant=quant, form=WEIGHT_FORMS[target], progress=progress)
             _write_side_files(checkpoint, folder)
             manifest = _manifest(checkpoint, folder, quant=quant, target=target, name=name, source=source)
             (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             _check(folder)
-            _publish(folder, out)
+            publish(folder, out)
     finally:
         checkpoint.close()
     progress(1.0)
     return manifest
-
-
-@contextlib.contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """A fresh folder beside `out`; removed unless it was renamed away. Maps errors of the file system."""
-    folder = out.parent / f".{out.name}.importing"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if out.exists() and not (out / MANIFEST).exists() and (not out.is_dir() or any(out.iterdir())):
-            raise CannotWrite(f"{out}: exists and is not a model package; choose another --out")
-        _restore(out)
-        _remove(folder)
-        folder.mkdir()
-        yield folder
-    except OSError as error:
-        reason = "no space left on the device" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise CannotWrite(f"{error.filename or folder}: cannot write the package: {reason}") from error
-    finally:
-        _remove(folder)
 
 
 def _write_graph(checkpoint: Checkpoint, folder: Path, *, quant: Quant, form: WeightForm, progress: Progress) -> None:
@@ -139,46 +115,3 @@ def _check(folder: Path) -> None:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if place and int(place["offset"]) + int(place["length"]) > size:
             raise ModelInvalid(f"{folder / WEIGHTS_FILE}: tensor {tensor.name} lies outside the file")
-
-
-def _publish(folder: Path, out: Path) -> None:
-    """Put the finished folder in place of `out`; the old package's files live on for whoever has them open.
-
-    The two change places in one step, so `out` is a whole package whenever the import is killed; the old one is left
-    under the name of `folder`, to be removed. Where a file system cannot do that, `out` is missing for an instant, and
-    `_restore` brings the old package back if the import ends just there.
-    """
-    _sync(folder)
-    if not out.exists():
-        folder.rename(out)
-    elif not exchange(folder, out):
-        out.rename(_set_aside(out))
-        folder.rename(out)
-        _remove(_set_aside(out))
-
-
-def _sync(folder: Path) -> None:
-    """Write the files through to the device before they replace others: a power cut must not leave neither of both."""
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-
-
-def _restore(out: Path) -> None:
-    """Undo the first half of a replacement that another import did not live to finish."""
-    aside = _set_aside(out)
-    if aside.exists() and not out.exists():
-        aside.rename(out)
-    _remove(aside)
-
-
-def _set_aside(out: Path) -> Path:
-    return out.parent / f".{out.name}.replaced"
-
-
-def _remove(path: Path) -> None:
-    """Remove a folder of ours, or the link to one that stood in its place."""
-    if path.is_symlink():
-        path.unlink()
-    else:
-        shutil.rmtree(path, ignore_errors=True)
