@@ -533,3 +533,52 @@ async def test_http_library_is_imported_at_the_first_http_byte_only() -> None:
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output == b"False\n"
+
+
+@pytest.mark.parametrize("count", [2, 50])
+async def test_requests_that_wait_at_the_half_close_are_answered(wire: Wire, count: int) -> None:
+    client = await connect(wire)
+    for _ in range(count):
+        client.send("POST", "/eqp/tokenize", {"text": "a"})
+    client.writer.write_eof()
+    assert [(await client.read()).status for _ in range(count)] == [200] * count
+    assert await client.is_closed()
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("headers", "part"),
+    [
+        ({"Content-Length": "99"}, b'{"text":"a"}'),
+        ({"Content-Length": "99"}, b""),
+        ({"Transfer-Encoding": "chunked"}, b'c\r\n{"text":"a"}\r\n'),
+    ],
+)
+async def test_body_that_ends_with_the_input_is_refused_at_once(
+    wire: Wire, num_before: int, headers: Mapping[str, str], part: bytes
+) -> None:
+    client = await connect(wire)
+    for _ in range(num_before):
+        client.send("POST", "/eqp/tokenize", {"text": "a"})
+    client.send("POST", "/eqp/tokenize", headers=headers)
+    client.writer.write(part)
+    client.writer.write_eof()
+    async with asyncio.timeout(5):  # far below the time that a body is given
+        assert [(await client.read()).status for _ in range(num_before)] == [200] * num_before
+        answer = await client.read()
+    assert (answer.status, answer.json["error"]["code"]) == (400, "bad_request")
+    assert await client.is_closed()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(("path", "end"), [(CHAT, b'"finish_reason":"stop"'), ("/eqp/chat", b'"finish":"stop"')])
+async def test_http_1_0_gets_an_answer_that_ends_with_the_connection(
+    wire: Wire, path: str, end: bytes, is_stream: bool
+) -> None:
+    client = await connect(wire)
+    body = json.dumps({"messages": USER, "stream": is_stream}).encode()
+    client.writer.write(f"POST {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    async with asyncio.timeout(5):
+        status, headers = await client.read_head()
+        assert (status, "transfer-encoding" in headers) == (200, False)
+        assert end in await client.reader.read()

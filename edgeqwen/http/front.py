@@ -16,7 +16,7 @@ from edgeqwen.http.operations import LineOperations
 from edgeqwen.http.replies import error_response, json_response
 from edgeqwen.http.requests import check_source, read_object
 from edgeqwen.http.seam import Operations
-from edgeqwen.http.session import HttpServer, HttpSession
+from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import Health, Operation, Ready, Stats
 from edgeqwen.protocol.peer import Peer
@@ -46,6 +46,8 @@ class HttpFront:
         """Take over a connection whose first byte was HTTP's; that byte is still to be passed to `data_received`."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            assert isinstance(request.protocol, HttpHandler)
+            request.protocol.begin(request)
             return await self._handle(request, peer)
 
         return HttpSession(transport, HttpServer(handle, limits=self._limits)(), self._limits)

@@ -94,7 +94,6 @@ class LineOperations:
             data = await queue.take()
             status = 200 if queue.error_code is None else CODES[queue.error_code].http_status
             response = web.StreamResponse(status=status, headers={"Content-Type": LINES_TYPE})
-            response.enable_chunked_encoding()
             await response.prepare(request)
             while True:
                 await response.write(data)

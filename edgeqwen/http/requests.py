@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http.session import HttpHandler
 from edgeqwen.protocol.frames import decode_object
 from edgeqwen.protocol.limits import WireLimits
 
@@ -46,6 +47,9 @@ async def read_body(request: web.BaseRequest, limits: WireLimits) -> bytes:
                     raise too_large
     except TimeoutError as exc:
         raise EdgeqwenError(f"the body was not complete within {limits.body_s:g} s", code="timeout") from exc
+    assert isinstance(request.protocol, HttpHandler)
+    if request.protocol.is_cut_short(request):
+        raise EdgeqwenError("the input ended before the body did", code="bad_request")
     return bytes(body)
 
 

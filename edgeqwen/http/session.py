@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.web_protocol import RequestHandler
 
 from edgeqwen.errors import EdgeqwenError
@@ -27,9 +27,42 @@ REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large"
 
 
 class HttpHandler(RequestHandler):
-    """The library's protocol class, with errors in our form and nothing of the client's in the log."""
+    """The library's protocol class, with errors in our form and nothing of the client's in the log.
 
-    __slots__ = ()
+    It also knows of the end of input: what came before is answered, and a body that will not be complete ends there.
+    """
+
+    __slots__ = ("_cut_short", "_has_ended")
+
+    def __init__(self, server: web.Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._has_ended = False
+        self._cut_short: StreamReader | None = None
+
+    def end_input(self) -> None:
+        """The client sends no more. Requests that wait are answered before the connection closes."""
+        self._has_ended = True
+        if self._messages:
+            self._end_body(self._messages[-1][1])
+            return
+        if self._current_request is not None:
+            self._end_body(self._current_request.content)
+        self.close()
+
+    def begin(self, request: web.BaseRequest) -> None:
+        """To be told of each request before it is read: the end of input may have come while it waited."""
+        if self._has_ended and not self._messages:
+            self._end_body(request.content)
+            self.close()
+
+    def is_cut_short(self, request: web.BaseRequest) -> bool:
+        """Whether the input ended inside the body of `request`."""
+        return self._cut_short is request.content
+
+    def _end_body(self, body: StreamReader) -> None:
+        if not body.is_eof():
+            self._cut_short = body
+            body.feed_eof()
 
     @property
     def is_idle(self) -> bool:
@@ -115,7 +148,7 @@ class HttpSession:
     def eof_received(self) -> None:
         """The client will send no more: answer what it asked, then close."""
         is_idle = self.is_idle or self._head is not None
-        self._handler.close()
+        self._handler.end_input()
         if is_idle:
             self._transport.close()
 
