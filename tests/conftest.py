@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,13 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
     if item.path.stem in ON_UVLOOP:
         return {"uvloop": uvloop.new_event_loop}
     return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_reaches_what_is_started() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and programs started from there inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 FENV_BYTES = 64
