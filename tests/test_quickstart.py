@@ -89,9 +89,19 @@ def test_models_go_to_the_cache_where_there_is_no_home(
     assert "cannot be written to" in capsys.readouterr().err
 
 
-def test_no_question_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 64
+@pytest.mark.parametrize("arguments", [[], [""], ["  ", "\n"]])
+def test_no_question_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert main(arguments) == 64
     assert "question" in capsys.readouterr().err
+
+
+def test_unknown_flag_is_one_line_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--loud", "why?"])
+    assert ended.value.code == 64
+    err = capsys.readouterr().err
+    assert "--loud" in err
+    assert err.count("\n") == 1
 
 
 def test_daemon_that_does_not_start_is_reported_with_its_words(

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from edgeqwen.cli.main import one_line
 from edgeqwen.cli.places import models_folder
@@ -43,6 +43,8 @@ ASKING: Final[dict[str, Any]] = {"think": False, "max_tokens": 400, "is_verbose"
 LOAD_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 10.0
 
+EXAMPLE: Final = 'scripts/quickstart "Why is the sky blue?"'
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -52,19 +54,31 @@ class Places:
     cache: Path
 
 
+class Parser(argparse.ArgumentParser):
+    """A mistake is one line and the exit code that all commands have for it."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"{message}; {EXAMPLE}")
+        sys.exit(EXIT_USAGE)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code; errors are one line on stderr."""
-    parser = argparse.ArgumentParser(prog="quickstart", description="Ask a question; installs what is needed.")
+    parser = Parser(
+        prog="scripts/quickstart",
+        description="Get a model unless there is one, start a daemon, ask it, stop it. The answer goes to stdout.",
+    )
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help=argparse.SUPPRESS)
     parser.add_argument("question", nargs="*")
     given = parser.parse_args(arguments)
-    if not given.question:
-        say('what is the question? scripts/quickstart "Why is the sky blue?"')
+    question = " ".join(given.question)
+    if not question.strip():
+        say(f"what is the question? {EXAMPLE}")
         return EXIT_USAGE
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the daemon is stopped too
     try:
         with failures_named():
-            return run(" ".join(given.question), given.cache)
+            return run(question, given.cache)
     except StreamFailed as error:
         if not error.is_closed:
             say(error.message)
