@@ -12,7 +12,7 @@ the bars, Chinese is reported beside them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -63,13 +63,13 @@ class EvalReport:
         return msgspec.json.encode(asdict(self)).decode()
 
     def to_text(self) -> str:
-        """A small table for people."""
-        lines = [f"{self.package} ({self.quant})" + (f" against {self.against}" if self.against else "")]
-        lines.append(
-            f"{'text':<10}{'tokens':>8}{'ppl':>9}{'ref ppl':>9}{'KL mean':>9}{'KL p99':>9}{'top-1':>8}{'gap':>8}"
-        )
-        lines.extend(_row(score) for score in (*self.scores, self.counted))
-        return "\n".join(lines)
+        """A small table for people; without a reference only what needs none."""
+        title = f"{self.package} ({self.quant})" + (f" against {self.against}" if self.against else "")
+        header = f"{'text':<10}{'tokens':>8}{'ppl':>9}"
+        if self.against:
+            header += f"{'ref ppl':>9}{'KL mean':>9}{'KL p99':>9}{'top-1':>8}{'gap':>8}"
+        rows = self.scores if len(self.scores) == 1 else (*self.scores, self.counted)
+        return "\n".join([title, header, *(_row(score) for score in rows)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +84,29 @@ class _Samples:
 
 
 def evaluate(
-    path: Path, *, text_path: Path | None = None, against: Path | None = None, num_threads: int = 1
+    path: Path,
+    *,
+    text_path: Path | None = None,
+    against: Path | None = None,
+    num_threads: int = 1,
+    progress: Callable[[float], None] = lambda _: None,
 ) -> EvalReport:
-    """Score the package at `path` on a text (default: the built-in ones), against another package if given."""
+    """Score the package at `path` on a text (default: the built-in ones), against another package if given.
+
+    `progress` is called with the share done, 0 to 1.
+    """
     package = open_package(path)
     reference = open_package(against) if against else None
     if reference and reference.manifest.spec.vocab_size != package.manifest.spec.vocab_size:
         raise ModelInvalid(f"{against}: its vocabulary differs from that of {path}; compare packages of one model")
     tokenizer = Tokenizer.from_file(package.tokenizer_path)
     texts = {text_path.name: _read_text(text_path)} if text_path else built_in_texts()
+    ids = {name: tokenizer.encode(text, special=False) for name, text in texts.items()}
+    if text_path and len(ids[text_path.name]) < 2:
+        raise BadRequest(f"{text_path}: the text is too short, it needs at least two tokens", field="text")
     runtimes = [_load(each, num_threads) for each in (package, reference) if each]
     try:
-        samples = {name: _measure(runtimes, tokenizer.encode(text, special=False)) for name, text in texts.items()}
+        samples = _measure_all(runtimes, ids, progress)
     finally:
         for runtime in runtimes:
             runtime.close()
@@ -118,7 +129,7 @@ def write_logits(path: Path, *, ids_path: Path, out: Path, num_threads: int = 1)
             target[start : start + len(logits)] = logits
         target.flush()
     except OSError as error:
-        raise CannotWrite(f"{out}: {error.strerror or error}") from error
+        raise CannotWrite(f"{out}: cannot write the logits: {error.strerror or error}") from error
     finally:
         runtime.close()
     return len(ids)
@@ -145,9 +156,22 @@ def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray
     runtime.release(0)
 
 
-def _measure(runtimes: Sequence[Runtime], ids: Sequence[int]) -> _Samples:
-    if len(ids) < 2:
-        raise BadRequest("the text is too short: it needs at least two tokens", field="text")
+def _measure_all(
+    runtimes: Sequence[Runtime], texts: Mapping[str, Sequence[int]], progress: Callable[[float], None]
+) -> dict[str, _Samples]:
+    total = sum(len(ids) for ids in texts.values())
+    done = 0
+
+    def advance(num_tokens: int) -> None:
+        nonlocal done
+        done += num_tokens
+        progress(done / total)
+
+    return {name: _measure(runtimes, ids, advance) for name, ids in texts.items()}
+
+
+def _measure(runtimes: Sequence[Runtime], ids: Sequence[int], advance: Callable[[int], None]) -> _Samples:
+    """Figures of one text of at least two tokens; `advance` is told how many more are done."""
     window = min(WINDOW, runtimes[0].spec.capacity)
     parts: list[_Samples] = []
     for start in range(0, len(ids), window):
@@ -156,6 +180,7 @@ def _measure(runtimes: Sequence[Runtime], ids: Sequence[int]) -> _Samples:
         for pairs in streams:
             offset = pairs[0][0]
             parts.append(_compare([logits for _, logits in pairs], np.asarray(piece[offset + 1 :])))
+            advance(len(pairs[0][1]))
     return _join(parts)
 
 
@@ -205,13 +230,12 @@ def _score(name: str, samples: Sequence[_Samples]) -> Score:
 
 
 def _row(score: Score) -> str:
-    def cell(value: float | None, width: int, digits: int) -> str:
-        return f"{'-' if value is None else f'{value:.{digits}f}':>{width}}"
-
+    own = f"{score.text:<10}{score.tokens:>8}{score.perplexity:>9.2f}"
+    if score.reference_perplexity is None:
+        return own
     return (
-        f"{score.text:<10}{score.tokens:>8}{cell(score.perplexity, 9, 2)}{cell(score.reference_perplexity, 9, 2)}"
-        f"{cell(score.kl_mean, 9, 4)}{cell(score.kl_p99, 9, 3)}{cell(score.top1_agreement, 8, 3)}"
-        f"{cell(score.gap, 8, 2)}"
+        f"{own}{score.reference_perplexity:>9.2f}{score.kl_mean:>9.4f}{score.kl_p99:>9.3f}"
+        f"{score.top1_agreement:>8.3f}{score.gap:>8.2f}"
     )
 
 

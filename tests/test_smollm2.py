@@ -70,7 +70,11 @@ def test_quality_against_fp32_is_within_its_bar(quant: Quant, limit: float) -> N
 def test_fp32_against_itself_has_no_divergence(tmp_path: Path) -> None:
     (tmp_path / "text").write_text(built_in_texts()["code"][:1500], encoding="utf-8")
     package = smollm2_package("fp32")
-    own = evaluate(package, text_path=tmp_path / "text", against=package, num_threads=2).counted
+    shares: list[float] = []
+    path = tmp_path / "text"
+    own = evaluate(package, text_path=path, against=package, num_threads=2, progress=shares.append).counted
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
     assert (own.kl_mean, own.top1_agreement, own.gap) == (0.0, 1.0, 0.0)
     assert own.perplexity == own.reference_perplexity
     assert own.perplexity < 13

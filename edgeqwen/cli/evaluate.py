@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgeqwen.cli.places import models_folder
+from edgeqwen.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from edgeqwen.evaluate import EvalReport
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 FILE = click.Path(path_type=Path)
 
 
-@click.command("eval")
+@click.command("eval", short_help="Measure perplexity, and the distance from another package.")
 @click.argument("package")
 @click.option("--text", "text_path", type=FILE, help="Text to measure on. Default: built-in English, code and Chinese.")
 @click.option("--against", help="Package to compare with: KL divergence, agreement of the likeliest token.")
@@ -27,7 +28,15 @@ FILE = click.Path(path_type=Path)
 def command(
     package: str, *, ids_path: Path | None, logits_path: Path | None, threads: int, as_json: bool, **measuring: Any
 ) -> None:
-    """Perplexity of PACKAGE (a folder or a name), and its distance from another of the same vocabulary."""
+    """Perplexity of PACKAGE (a folder or a name), and its distance from another of the same vocabulary.
+
+    \b
+    ppl      perplexity, lower is better; ref ppl: the other package's
+    KL       divergence from the other's predictions, in nats
+    top-1    share of positions where both find the same token likeliest
+    gap      where they do not: by how many logits the other was surer, at most
+    counted  English and code together; Chinese is shown beside them
+    """
     from edgeqwen.core.package import resolve_model
     from edgeqwen.cpu import check_processor, read_processor, usable_cores
 
@@ -50,4 +59,5 @@ def _measure(path: Path, num_threads: int, *, text_path: Path | None, against: s
     from edgeqwen.evaluate import evaluate
 
     other = resolve_model(against, models_folder()) if against else None
-    return evaluate(path, text_path=text_path, against=other, num_threads=num_threads)
+    with progress_bar(f"measuring {path.name}") as progress:
+        return evaluate(path, text_path=text_path, against=other, num_threads=num_threads, progress=progress)
