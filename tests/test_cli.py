@@ -19,6 +19,7 @@ from edgeqwen.cli.ask import read_prompt, speeds
 from edgeqwen.cli.importing import default_name
 from edgeqwen.cli.main import run
 from edgeqwen.errors import BadRequest
+from edgeqwen.evaluate import EvalReport, Score
 from tests.checkpoints import write_safetensors_model
 from tests.daemons import DaemonProcess, run_command, running_daemon, script_of, start_command
 from tests.models import tiny_package
@@ -130,6 +131,12 @@ def test_prompt_that_is_too_long_is_exit_65() -> None:
         one_line(result.stderr)
 
 
+def test_prompt_that_no_request_can_hold_is_told_in_words(daemon: DaemonProcess) -> None:
+    result = ask(daemon, stdin=b"long " * 300_000)
+    assert result.returncode == 65
+    assert "the prompt is too long" in one_line(result.stderr)
+
+
 @pytest.mark.parametrize("command", ["ask", "stats", "chat"])
 def test_no_daemon_is_exit_69(tmp_path: Path, command: str) -> None:
     result = run_command(command, "--socket", str(tmp_path / "none"), stdin=b"hello")
@@ -211,6 +218,14 @@ def test_chat_goes_on_after_an_error() -> None:
         assert b"edgeqwen:" in result.stderr
 
 
+def test_chat_does_not_send_mistyped_commands_to_the_model() -> None:
+    with running_daemon(script_of("one", "two")) as daemon:
+        lines = b"/exit\n/etc/passwd is what?\n /quit \nnever\n"
+        result = run_command("chat", "--socket", str(daemon.socket_path), stdin=lines)
+        assert result.stdout == b"one\n"
+        assert "there is no /exit" in one_line(result.stderr)
+
+
 def run_here(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
     """The command in this process: exit code, stdout, stderr."""
     code = run(flags)
@@ -252,7 +267,18 @@ def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> N
     code, out, _ = run_here(capsys, "--help")
     assert code == 0
     assert "ask" in out
+    assert "..." not in out.replace("[ARGS]...", ""), "what a command does should fit the line"
     assert run_here(capsys, "--version")[0] == 0
+
+
+def test_models_without_any_says_how_to_get_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    code, out, err = run_here(capsys, "models")
+    assert (code, out) == (0, "")
+    assert "edgeqwen pull" in one_line(err.encode())
 
 
 def test_broken_model_file_is_exit_65(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -299,6 +325,18 @@ def test_eval_writes_logits(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert len(logits) == 5
 
 
+def test_table_of_eval_shows_the_other_package_only_if_there_is_one() -> None:
+    alone, compared = Score("english", 900, 31.5), Score("english", 900, 31.5, 30.0, 0.02, 0.1, 0.9, 1.5)
+    assert EvalReport("m", "int8", None, (alone,), alone).to_text().splitlines()[1:] == [
+        "text        tokens      ppl",
+        "english        900    31.50",
+    ]
+    table = EvalReport("m", "int8", "ref", (compared, compared), compared).to_text().splitlines()
+    assert table[0] == "m (int8) against ref"
+    assert table[1].split() == ["text", "tokens", "ppl", "ref", "ppl", "KL", "mean", "KL", "p99", "top-1", "gap"]
+    assert table[4].split() == ["english", "900", "31.50", "30.00", "0.0200", "0.100", "0.900", "1.50"]
+
+
 @pytest.mark.parametrize(
     ("source", "quant", "name"),
     [
@@ -317,7 +355,7 @@ def test_speeds_leave_out_what_was_not_measured() -> None:
     final = {"usage": {"prompt": 10, "cached": 4, "completion": 1}, "finish": "stop"}
     text = speeds(final | {"ms": {"queue": 10, "ttft": 310, "total": 310}})
     assert "prompt 10 tokens (4 known), 20.0 tokens/s" in text
-    assert "answer 1 tokens |" in text
+    assert "answer 1 token |" in text
 
 
 def test_two_asks_at_once_both_end(daemon: DaemonProcess) -> None:

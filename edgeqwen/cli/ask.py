@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import click
 
-from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.cli.places import socket_option, socket_to_connect_to
 from edgeqwen.cli.streams import valid_text
-from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest
+from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest, EdgeqwenError
 
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
@@ -38,7 +38,7 @@ class AskOptions:
 
 @click.command("ask")
 @click.argument("prompt", nargs=-1)
-@click.option("--socket", "socket_path", metavar="PATH", help="The daemon's socket.")
+@socket_option
 @click.option("--think/--no-think", default=None, help="Let the model think first, or not. Default: its template's.")
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("--max-tokens", type=int, metavar="N", help="At most so many tokens.")
@@ -87,11 +87,20 @@ def ask(question: str, options: AskOptions) -> int:
                 sys.stdout.flush()
                 return 0
             final = show(client.stream("chat", stream=True, **members), Screen(ends_line=options.ends_line))
+    except EdgeqwenError as error:
+        raise in_words(error) from error
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     if options.is_verbose:
         print(speeds(final), file=sys.stderr)
     return 0
+
+
+def in_words(error: EdgeqwenError) -> EdgeqwenError:
+    """The daemon speaks of a line that is too long, which tells nothing to somebody who wrote a prompt."""
+    if error.code != "too_large":
+        return error
+    return EdgeqwenError("the prompt is too long for one request, which holds 1 MiB; give less text", code=error.code)
 
 
 class Screen:
@@ -148,12 +157,16 @@ def speeds(final: dict[str, Any]) -> str:
     """Tokens and speeds of a final frame, in words."""
     usage, ms = final["usage"], final["ms"]
     computed, completion = usage["prompt"] - usage["cached"], usage["completion"]
-    prompt = f"prompt {usage['prompt']} tokens"
+    prompt = f"prompt {_tokens(usage['prompt'])}"
     if usage["cached"]:
         prompt += f" ({usage['cached']} known)"
     prompt += _rate(computed, ms["ttft"] - ms["queue"])
-    answer = f"answer {completion} tokens" + _rate(completion - 1, ms["total"] - ms["ttft"])
+    answer = f"answer {_tokens(completion)}" + _rate(completion - 1, ms["total"] - ms["ttft"])
     return f"{prompt} | {answer} | first text after {ms['ttft']} ms | ended: {final['finish']}"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token" + ("" if count == 1 else "s")
 
 
 def _rate(num_tokens: int, duration_ms: int) -> str:

@@ -10,7 +10,7 @@ import click
 from edgeqwen.cli.places import models_folder
 
 
-@click.command("bench")
+@click.command("bench", short_help="Measure speed, load time and memory of a package.")
 @click.argument("package")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "num_decode", type=click.IntRange(1), default=64, show_default=True, help="Generated tokens.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from edgeqwen.cli.ask import Screen, show, speeds
-from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.cli.ask import Screen, in_words, show, speeds
+from edgeqwen.cli.places import socket_option, socket_to_connect_to
 from edgeqwen.cli.streams import valid_text
 from edgeqwen.errors import EdgeqwenError
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 PROMPT: Final = "> "
 HELP: Final = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C cuts an answer short"
 HISTORY_LEN: Final = 1000
+COMMAND: Final = re.compile(r"/[a-z]+")
+"""A line that looks like one of the commands; a question that starts with a path has more in it."""
 
 
 @click.command("chat")
-@click.option("--socket", "socket_path", metavar="PATH", help="The daemon's socket.")
+@socket_option
 @click.option("--think/--no-think", default=None, help="Let the model think first, or not. Default: its template's.")
 @click.option("--system", metavar="TEXT", help="A system message.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Tokens and speeds after each answer.")
@@ -41,7 +44,7 @@ def command(socket_path: str | None, *, think: bool | None, system: str | None, 
         if sys.stdin.isatty():
             click.echo(HELP, err=True)
         for line in _lines():
-            if line == "/quit":
+            if line.strip() == "/quit":
                 break
             _handle(line, conversation)
 
@@ -55,11 +58,15 @@ def _handle(line: str, conversation: Conversation) -> None:
             click.echo(HELP, err=True)
         case "/reset":
             conversation.reset()
+            if sys.stdin.isatty():
+                click.echo("forgotten", err=True)
+        case word if COMMAND.fullmatch(word):
+            click.echo(f"edgeqwen: there is no {word}; {HELP}", err=True)
         case _:
             try:
                 conversation.say(line)
             except EdgeqwenError as error:
-                click.echo(f"edgeqwen: {error.message}", err=True)
+                click.echo(f"edgeqwen: {in_words(error).message}", err=True)
 
 
 def _lines() -> Iterator[str]:

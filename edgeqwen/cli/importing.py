@@ -35,14 +35,16 @@ class ImportOptions:
 def import_options(function: Any) -> Any:
     """The click options behind `ImportOptions`, for both commands."""
     decorators = [
-        click.option("--quant", type=click.Choice(QUANTS), default=DEFAULT_QUANT, show_default=True, help="Weights."),
+        click.option(
+            "--quant", type=click.Choice(QUANTS), default=DEFAULT_QUANT, show_default=True, help="Form of the weights."
+        ),
         click.option(
             "--target",
             type=click.Choice(("any", "vnni", "arm")),
             help="Processors the package is for; any runs everywhere, slower on some. Default: this machine's kind.",
         ),
         click.option("--fast", is_flag=True, help="Only what needs no calibration; so far that is everything."),
-        click.option("--out", type=click.Path(path_type=Path), help="Folder of the package. Default: the models' own."),
+        click.option("--out", type=click.Path(path_type=Path), help="Folder of the package. Default: one among the installed models."),
         click.option("--name", help="Name of the model. Default: from the source's name."),
         click.option("--json", "as_json", is_flag=True, help="Say what was made as one JSON object."),
     ]
@@ -51,7 +53,7 @@ def import_options(function: Any) -> Any:
     return function
 
 
-@click.command("import")
+@click.command("import", short_help="Import a safetensors folder or a GGUF file.")
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
 def command(path: Path, *, fast: bool, as_json: bool, **given: Any) -> None:

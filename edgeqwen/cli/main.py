@@ -66,7 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "edgeqwen"
-        complain(f"{where}: {one_line(error.format_message())} (see `{where} --help`)")
+        message = one_line(error.format_message()).removesuffix(".")
+        complain(f"{where}: {message} (see `{where} --help`)")
         return EXIT_USAGE
     except StreamFailed as error:
         if not error.is_closed:

@@ -17,11 +17,15 @@ def command(as_json: bool) -> None:
     from edgeqwen.errors import FileError
 
     folder = models_folder()
-    for name in installed_models(folder):
+    names = installed_models(folder)
+    if not names:
+        advice = "get one with `edgeqwen pull ID` or `edgeqwen import PATH`"
+        click.echo(f"edgeqwen: no models in {folder}; {advice}", err=True)
+    for name in names:
         try:
             manifest = open_package(folder / name).manifest
         except FileError as error:
-            click.echo(f"edgeqwen models: {error.message}", err=True)
+            click.echo(f"edgeqwen: {error.message}", err=True)
             continue
         size = sum(manifest.sizes.values())
         if as_json:

@@ -6,12 +6,22 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import click
+
 from edgeqwen.errors import ConfigInvalid
 
 SOCKET_VARIABLE = "EDGEQWEN_SOCKET_PATH"
 """The daemon's own variable for `socket.path`; the clients read it too, so one setting does for both."""
 
 SYSTEM_SOCKET = Path("/run/edgeqwen/edgeqwen.sock")
+
+socket_option = click.option(
+    "--socket",
+    "socket_path",
+    metavar="PATH",
+    help=f"Default: ${SOCKET_VARIABLE}, else $XDG_RUNTIME_DIR/edgeqwen.sock, else {SYSTEM_SOCKET}.",
+)
+"""Of the clients; `socket_to_connect_to` says what it means."""
 
 
 def models_folder() -> Path:

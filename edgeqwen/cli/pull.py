@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgeqwen.core.model import Manifest
 
 
-@click.command("pull")
+@click.command("pull", short_help="Fetch a model from a hub and import it.")
 @click.argument("model", metavar="ID")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit. Default: the main branch.")
 @click.option("--offline", is_flag=True, help="Use what was fetched before, without a network.")

@@ -8,17 +8,28 @@ from typing import Any
 
 import click
 
-from edgeqwen.cli.places import models_folder, socket_to_listen_on
+from edgeqwen.cli.places import SYSTEM_SOCKET, models_folder, socket_to_listen_on
 
 
-@click.command("serve")
+@click.command("serve", short_help="Load a model and serve it on a Unix socket.")
 @click.option("--model", "package", metavar="PACKAGE|NAME", help="Default: the only installed model.")
-@click.option("--socket", "socket_path", metavar="PATH", help="Default: the user's own.")
+@click.option(
+    "--socket",
+    "socket_path",
+    metavar="PATH",
+    help=f"Default: $XDG_RUNTIME_DIR/edgeqwen.sock; root: {SYSTEM_SOCKET}.",
+)
 @click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
 @click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
 @click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
 @click.option("--threads", type=int, metavar="N", help="Default: the usable cores.")
-@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="TOML file.")
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Settings in TOML; EDGEQWEN_* and flags come before them.",
+)
 def command(*, config_path: Path | None, **flags: Any) -> int:
     """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
     from edgeqwen.config import load

@@ -6,11 +6,11 @@ import json
 
 import click
 
-from edgeqwen.cli.places import socket_to_connect_to
+from edgeqwen.cli.places import socket_option, socket_to_connect_to
 
 
-@click.command("stats")
-@click.option("--socket", "socket_path", metavar="PATH", help="The daemon's socket.")
+@click.command("stats", short_help="Show what the running daemon is doing.")
+@socket_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(socket_path: str | None, *, as_json: bool) -> None:
     """Requests, tokens, speeds and memory of the running daemon."""

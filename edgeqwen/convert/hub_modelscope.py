@@ -101,7 +101,8 @@ def _get_json(url: str, model_id: ModelId, endpoint: str) -> dict[str, Any]:
         raise ModelMissing(f"{endpoint} answered {e.code} for {model_id.repo}: try again later") from e
     except (OSError, ValueError) as e:
         reason = getattr(e, "reason", e)
-        raise ModelMissing(f"{endpoint} cannot be reached for {model_id.repo} ({str(reason)[:200]})") from e
+        message = f"{endpoint} cannot be reached for {model_id.repo} ({str(reason)[:200]})"
+        raise ModelMissing(f"{message}: check the network, or set MODELSCOPE_ENDPOINT") from e
     data = answer.get("Data") if isinstance(answer, dict) else None
     if not isinstance(data, dict) or not answer.get("Success", True):
         raise ModelInvalid(f"{endpoint} gave no listing of {model_id.repo}: it is not a ModelScope hub")
