@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from edgeqwen.client import CutOff
-from edgeqwen.convert import importer, staging
+from edgeqwen.convert import importer
 from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT
 from edgeqwen.convert.importer import import_model
 from edgeqwen.core.package import installed_models, open_package, verify_digests
