@@ -44,7 +44,9 @@ def import_options(function: Any) -> Any:
             help="Processors the package is for; any runs everywhere, slower on some. Default: this machine's kind.",
         ),
         click.option("--fast", is_flag=True, help="Only what needs no calibration; so far that is everything."),
-        click.option("--out", type=click.Path(path_type=Path), help="Folder of the package. Default: one among the installed models."),
+        click.option(
+            "--out", type=click.Path(path_type=Path), help="Folder of the package. Default: among the installed models."
+        ),
         click.option("--name", help="Name of the model. Default: from the source's name."),
         click.option("--json", "as_json", is_flag=True, help="Say what was made as one JSON object."),
     ]
