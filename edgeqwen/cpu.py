@@ -1,13 +1,12 @@
-"""What the processor offers: usable cores, instruction sets, and which form of int8 weights is exact and fast on it.
+"""What the processor offers: usable cores, instruction sets, and the target whose int8 weights are exact and fast on it.
 
 Cores: the affinity mask (which follows taskset and cpusets) capped by the CPU quota of the control group, version 1 or
 2, or of any group above it. `os.cpu_count()` knows neither.
 
-Weight form: on x86 the integer kernel for signed weights multiplies unsigned activations by signed weights. With VNNI
-or AMX that is one instruction, exact. With AVX2 or AVX-512 alone it adds pairs of products in saturating 16-bit
-arithmetic (`vpmaddubsw`) and is silently wrong for large values; unsigned weights take another kernel that widens
-first. Without AVX2 the SSE4.1 kernel widens too, and on 64-bit ARM there is no such instruction: both are exact with
-signed weights.
+Target: on x86 the integer kernel for signed weights multiplies unsigned activations by signed weights. With VNNI or AMX
+that is one instruction, exact. With AVX2 or AVX-512 alone it adds pairs of products in saturating 16-bit arithmetic
+(`vpmaddubsw`) and is silently wrong for large values; unsigned weights take another kernel that widens first, and is
+exact everywhere. 64-bit ARM has no such instruction and is exact with signed weights.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgeqwen.core.model import WeightForm
 from edgeqwen.errors import ConfigInvalid
 
 Target = Literal["any", "vnni", "arm"]
@@ -44,7 +42,9 @@ class Processor:
 
     @property
     def target(self) -> Target:
-        """What a package made for this processor is made for: it decides the weight form."""
+        """What a package made for this processor is made for: `vnni` and `arm` have signed weights, `any` unsigned
+        ones.
+        """
         if self.machine in {"aarch64", "arm64"}:
             return "arm"
         return "vnni" if self.has_vnni else "any"
@@ -60,11 +60,6 @@ class Processor:
         """The flags that decide which kernels run, for reports."""
         telling = ("avx", "avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
         return tuple(flag for flag in telling if flag in self.flags)
-
-
-def weight_form(processor: Processor) -> WeightForm:
-    """The form of int8 weights that is exact on this processor, and the faster one if both are."""
-    return "unsigned" if "avx2" in processor.flags and not processor.has_vnni else "signed"
 
 
 def read_processor(root: Path = Path("/"), machine: str | None = None) -> Processor:

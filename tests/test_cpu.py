@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeqwen.cpu import check_processor, cpu_quota, parse_cpuinfo, read_processor, usable_cores, weight_form
+from edgeqwen.cpu import check_processor, cpu_quota, parse_cpuinfo, read_processor, usable_cores
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 
 OLD = "fpu sse sse2 ssse3 sse4_1 sse4_2 popcnt"
@@ -17,33 +17,27 @@ def x86(flags: str) -> str:
     return f"processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Some CPU\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "form"),
-    [
-        (OLD, "signed"),
-        (f"{OLD} avx", "signed"),
-        (f"{OLD} avx avx2", "unsigned"),
-        (f"{OLD} avx avx2 avx512f avx512bw", "unsigned"),
-        (f"{OLD} avx avx2 avx_vnni", "signed"),
-        (f"{OLD} avx avx2 avx512f avx512_vnni", "signed"),
-        (f"{OLD} avx avx2 avx512f avx512_vnni amx_int8", "signed"),
-    ],
-)
-def test_weight_form_avoids_the_saturating_kernel(flags: str, form: str) -> None:
-    assert weight_form(parse_cpuinfo(x86(flags), "x86_64")) == form
-
-
-def test_arm_takes_signed_weights_and_lists_its_features() -> None:
+def test_arm_is_a_target_of_its_own_and_lists_its_features() -> None:
     text = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\nCPU implementer\t: 0x41\nCPU part\t: 0xd0b\n"
     processor = parse_cpuinfo(text, "aarch64")
-    assert weight_form(processor) == "signed"
     assert processor.target == "arm"
     assert processor.features == ("asimddp", "i8mm")
     assert processor.name == "0x41 0xd0b"
 
 
-@pytest.mark.parametrize(("flags", "target"), [(OLD, "any"), (f"{OLD} avx2", "any"), (f"{OLD} avx2 avx_vnni", "vnni")])
-def test_target_is_the_kind_of_processor(flags: str, target: str) -> None:
+@pytest.mark.parametrize(
+    ("flags", "target"),
+    [
+        (OLD, "any"),
+        (f"{OLD} avx", "any"),
+        (f"{OLD} avx avx2", "any"),
+        (f"{OLD} avx avx2 avx512f avx512bw", "any"),
+        (f"{OLD} avx avx2 avx_vnni", "vnni"),
+        (f"{OLD} avx avx2 avx512f avx512_vnni", "vnni"),
+        (f"{OLD} avx avx2 avx512f avx512_vnni amx_int8", "vnni"),
+    ],
+)
+def test_target_avoids_the_saturating_kernel(flags: str, target: str) -> None:
     assert parse_cpuinfo(x86(flags), "x86_64").target == target
 
 

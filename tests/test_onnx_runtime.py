@@ -21,7 +21,7 @@ from edgeqwen.errors import ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.kernel_check import is_exact, needs_precise_kernel
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.runtime.session import session_options
-from tests.models import Array, all_logits, scratch, tiny_package, tiny_runtime
+from tests.models import Array, all_logits, needs_row_invariance, scratch, tiny_package, tiny_runtime
 
 SEQUENCES = 4
 LENGTH = 90
@@ -41,6 +41,7 @@ def runtime(request: pytest.FixtureRequest) -> OnnxRuntime:
 @pytest.fixture(scope="module")
 def alone(runtime: OnnxRuntime) -> list[Array]:
     """Logits of each sequence computed by itself in one chunk."""
+    needs_row_invariance()
     return [all_logits(runtime, ids, chunk=LENGTH) for ids in sequences(runtime.spec.vocab_size)]
 
 
@@ -77,6 +78,7 @@ def test_int4_gives_close_logits_in_any_chunking_though_not_the_same_bits() -> N
 
 
 def test_a_sequence_that_is_cut_back_goes_on_as_if_it_had_never_been_longer(runtime: OnnxRuntime) -> None:
+    needs_row_invariance()
     ids = sequences(runtime.spec.vocab_size)[0]
     runtime.step(Batch((Chunk(0, 0, tuple(ids[:60]), 0),)))
     (first,) = runtime.step(Batch((Chunk(0, 20, tuple(ids[20:50]), 30),))).logits
@@ -111,6 +113,7 @@ def test_kv_that_is_read_and_written_elsewhere_or_moved_carries_the_sequence(
 
 
 def test_the_last_position_of_a_slot_can_be_used(runtime: OnnxRuntime) -> None:
+    needs_row_invariance()
     capacity = runtime.spec.capacity
     ids = (sequences(runtime.spec.vocab_size)[0] * 2)[:capacity]
     whole = all_logits(runtime, ids, chunk=capacity)

@@ -9,7 +9,9 @@ range and kept; a step sets only the small inputs.
 and whoever is computed beside it. All operators here work row by row in an order that does not depend on the number
 of rows, but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another
 order. So a chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand
-where the next token's will, and are overwritten by it. (`int4` promises no such thing and does not pay for it.)
+where the next token's will, and are overwritten by it. This holds on x86
+processors with AVX2 or later, where it is tested; with SSE4 alone every kernel's order depends on the number of rows.
+(`int4` promises no such thing and does not pay for it.)
 """
 
 from __future__ import annotations
