@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from edgeqwen.cli import quickstart
-from edgeqwen.cli.quickstart import Places, find_model, is_usable, main, running_daemon, writable_models_folder
+from edgeqwen.cli.quickstart import (
+    Places,
+    find_model,
+    is_usable,
+    main,
+    running_daemon,
+    shortened,
+    writable_models_folder,
+)
 from edgeqwen.errors import EdgeqwenError, ModelMissing
 from tests.models import smollm2_gguf, tiny_package
 
@@ -87,6 +95,12 @@ def test_models_go_to_the_cache_where_there_is_no_home(
     monkeypatch.delenv("HOME")
     assert writable_models_folder(tmp_path) == tmp_path / "models"
     assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_long_question_is_shown_as_one_short_line() -> None:
+    assert shortened("why is\nthe sky  blue?") == "why is the sky blue?"
+    assert shortened("x" * 70) == "x" * 70
+    assert shortened("x" * 5000) == "x" * 69 + "…"
 
 
 @pytest.mark.parametrize("arguments", [[], [""], ["  ", "\n"]])

@@ -43,6 +43,7 @@ ASKING: Final[dict[str, Any]] = {"think": False, "max_tokens": 400, "is_verbose"
 LOAD_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 10.0
 
+SHOWN_LEN: Final = 70
 EXAMPLE: Final = 'scripts/quickstart "Why is the sky blue?"'
 
 
@@ -96,9 +97,15 @@ def run(question: str, cache: Path) -> int:
     with running_daemon(package) as socket_path:
         from edgeqwen.cli.ask import AskOptions, ask
 
-        say(f"{package.name}: {question}")
+        say(f"{package.name}: {shortened(question)}")
         sampling = SMALL_SAMPLING if package.name == SMALL_NAME else {}
         return ask(question, AskOptions(socket_path=socket_path, sampling=sampling, **ASKING))
+
+
+def shortened(question: str) -> str:
+    """A line of it, to see which question is being answered."""
+    line = one_line(question)
+    return line if len(line) <= SHOWN_LEN else line[: SHOWN_LEN - 1] + "…"
 
 
 def say(text: str) -> None:
