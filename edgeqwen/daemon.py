@@ -2,9 +2,10 @@
 
     build -> listen -> load -> ready -> wait -> drain (with a deadline) -> stop
 
-Clients may connect as soon as the socket listens; what they ask waits for the model. The first SIGTERM or SIGINT, or an
-admin's `shutdown`, lets running answers end within the drain time; a second signal cuts them off; a third ends the
-process at once. Logs go to stderr as `event key=value ...` and never hold the text of a prompt or an answer.
+Clients may connect as soon as the socket listens; what they ask waits for the model. The first SIGTERM, SIGINT or
+SIGHUP (the terminal has closed), or an admin's `shutdown`, lets running answers end within the drain time; a second
+signal cuts them off; a third ends the process at once. Logs go to stderr as `event key=value ...` and never hold the
+text of a prompt or an answer.
 """
 
 from __future__ import annotations
@@ -160,7 +161,9 @@ async def _wind_down(server: SocketServer, inference: Inference, stop: StopReque
 @contextlib.contextmanager
 def _signals(stop: StopRequest) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup(1) has it ignored
+        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stop.on_signal, number)
     try:
