@@ -127,7 +127,7 @@ def _from_file(path: Path) -> Iterator[_Setting]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigInvalid(f"{path}: cannot read the configuration: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigInvalid(f"{path}: not valid TOML: {error}") from error
     for table, values in tree.items():
         if not isinstance(values, dict):

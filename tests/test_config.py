@@ -52,6 +52,7 @@ def test_whole_number_does_for_a_float(tmp_path: Path) -> None:
         ("[socket]\npath = 3\n", "socket.path"),
         ("[service]\ndrain_s = nan\n", "service.drain_s"),
         ("[kv\n", "edgeqwen.toml"),
+        ("x = " + "[" * 100_000, "edgeqwen.toml"),
     ],
 )
 def test_mistake_in_the_file_is_named(tmp_path: Path, text: str, named: str) -> None:

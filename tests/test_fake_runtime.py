@@ -169,6 +169,8 @@ def test_scripts_are_read_from_text_files_and_lists(tmp_path: Path) -> None:
         ('{"tokens": [1], "scripts": [[1]]}', "`tokens` and `scripts`"),
         ('{"vocab_size": 5, "num_tokens": 6}', "`num_tokens`"),
         ('{"tokens": [1]', "script"),
+        ('{"tokens": ' + "[" * 100_000, "script"),
+        ('{"tokns": ' + "[" * 100_000, "script"),
         ("no/such/file.json", "no/such/file.json"),
         ("1,x", "1,x"),
     ],

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -206,6 +207,26 @@ def test_a_broken_graph_is_named(damage: str) -> None:
     package = open_package(tiny_package("qwen3", "fp32"))
     with pytest.raises(ModelInvalid, match=GRAPH):
         OnnxRuntime.load(type(package)(folder, package.manifest, {}), OnnxOptions(num_threads=1))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_layers": 1},
+        {"num_layers": 1 << 40},
+        {"num_layers": 0},
+        {"num_kv_heads": 7},
+        {"head_dim": -3},
+        {"vocab_size": 1 << 40},
+        {"vocab_size": -1},
+    ],
+)
+def test_a_manifest_of_another_shape_than_the_graph_is_refused_before_it_runs(change: dict[str, int]) -> None:
+    package = open_package(tiny_package("qwen3", "fp32"))
+    spec = msgspec.structs.replace(package.manifest.spec, **change)
+    other = type(package)(package.path, msgspec.structs.replace(package.manifest, spec=spec), {})
+    with pytest.raises(ModelInvalid, match=r"model\.json"):
+        OnnxRuntime.load(other, OnnxOptions(num_threads=1))
 
 
 def _resident_bytes() -> int:

@@ -121,6 +121,7 @@ def test_changed_content_of_the_same_size_is_found_by_digest(package_path: Path)
         {"surprise": 1},
         {"sizes": {"../outside": 1}},
         {"spec": {}},
+        {"spec": msgspec.to_builtins(SPEC) | {"max_position": -1}},
     ],
 )
 def test_manifest_of_another_kind_is_refused(package_path: Path, change: dict[str, object]) -> None:
@@ -130,14 +131,17 @@ def test_manifest_of_another_kind_is_refused(package_path: Path, change: dict[st
         open_package(package_path)
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe"])
+NESTED = b'{"a":' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\xfe", b'{"spec":' * 2000, NESTED])
 def test_broken_manifest_is_refused(package_path: Path, data: bytes) -> None:
     (package_path / "model.json").write_bytes(data)
     with pytest.raises(ModelInvalid, match=r"model\.json"):
         open_package(package_path)
 
 
-@pytest.mark.parametrize("data", [b"[1]", b"{", b"nothing"])
+@pytest.mark.parametrize("data", [b"[1]", b"{", b"nothing", NESTED])
 def test_broken_generation_config_is_refused(package_path: Path, data: bytes) -> None:
     restate(package_path, "generation_config.json", data)
     with pytest.raises(ModelInvalid, match=r"generation_config\.json"):

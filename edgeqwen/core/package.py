@@ -118,9 +118,12 @@ def _read_manifest(path: Path) -> Manifest:
         version = msgspec.json.decode(data, type=_Versioned).format_version
         if version != FORMAT_VERSION:
             raise ModelInvalid(f"{path}: package format {version}, not {FORMAT_VERSION}; import the model again")
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelInvalid(f"{path}: not a valid manifest: {error}") from error
+    if min(manifest.spec.num_tokens, manifest.spec.max_position) < 1:
+        raise ModelInvalid(f"{path}: not a valid manifest: num_tokens and max_position must be above 0")
+    return manifest
 
 
 class _Versioned(msgspec.Struct):
@@ -146,7 +149,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 def _read_generation_config(path: Path) -> Mapping[str, Any]:
     try:
         return msgspec.json.decode(_read(path) or b"{}", type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelInvalid(f"{path}: not a JSON object: {error}") from error
 
 

@@ -88,7 +88,7 @@ def parse_fake(spec: str) -> FakeScript:
 def _decode(data: bytes, name: str) -> FakeScript:
     try:
         script = msgspec.json.decode(data, type=FakeScript)
-    except msgspec.DecodeError as error:  # the message holds the path of the key, e.g. "at `$.tokens[1]`"
+    except (msgspec.DecodeError, RecursionError) as error:  # it says where, e.g. "at `$.tokens[1]`"
         raise ConfigInvalid(f"{name}: {error}") from error
     if script.tokens and script.scripts:
         raise ConfigInvalid(f"{name}: `tokens` and `scripts` exclude each other; keep one")

@@ -26,17 +26,16 @@ from numpy.typing import NDArray
 
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, ModelSpec
-from edgeqwen.core.package import Package
+from edgeqwen.core.package import MANIFEST, Package
 from edgeqwen.core.step import Batch, KVData, Logits, RuntimeSpec, StepResult
-from edgeqwen.errors import RuntimeFailed
+from edgeqwen.errors import ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.arena import Arena, ArenaShape
 from edgeqwen.runtime.kernel_check import needs_precise_kernel
-from edgeqwen.runtime.session import first_line, open_session, session_options
+from edgeqwen.runtime.session import KINDS, first_line, has_shape, open_session, session_options
 
 MAX_CHUNK: Final = 256
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
-KINDS: Final = ("key", "value")
 Floats = NDArray[np.float32]
 
 
@@ -91,6 +90,9 @@ class OnnxRuntime:
         progress(0.1)
         session = open_session(package.graph_path, session_options(options.num_threads, is_precise=is_precise))
         progress(0.8)
+        if not has_shape(session, package.manifest.spec):
+            message = f"{package.path}: {MANIFEST} and the graph are of different models; import the model again"
+            raise ModelInvalid(message)
         runtime = cls(session, package.manifest, options)
         runtime._warm_up()
         progress(1.0)

@@ -11,12 +11,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import onnxruntime as ort
 
+from edgeqwen.core.model import ModelSpec
 from edgeqwen.errors import ModelInvalid
 
 MESSAGE_LEN = 300
+KINDS: Final = ("key", "value")
 
 
 def session_options(num_threads: int, *, is_precise: bool = False) -> ort.SessionOptions:
@@ -44,3 +47,13 @@ def open_session(path: Path, options: ort.SessionOptions) -> ort.InferenceSessio
 def first_line(error: Exception) -> str:
     """What an error of onnxruntime says, without the lines that follow."""
     return str(error).strip().split("\n", 1)[0][:MESSAGE_LEN]
+
+
+def has_shape(session: ort.InferenceSession, spec: ModelSpec) -> bool:
+    """Whether the graph is one of `spec`: memory is handed to it by address, so what the two say must agree."""
+    past = {arg.name: arg.shape for arg in session.get_inputs() if arg.name.startswith("past.")}
+    logits = next((arg.shape for arg in session.get_outputs() if arg.name == "logits"), [None])
+    if len(past) != len(KINDS) * spec.num_layers or logits[-1] != spec.vocab_size:
+        return False
+    names = (f"past.{layer}.{kind}" for layer in range(spec.num_layers) for kind in KINDS)
+    return all(past.get(name, [])[1::2] == [spec.num_kv_heads, spec.head_dim] for name in names)
