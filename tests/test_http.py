@@ -582,3 +582,11 @@ async def test_http_1_0_gets_an_answer_that_ends_with_the_connection(
         status, headers = await client.read_head()
         assert (status, "transfer-encoding" in headers) == (200, False)
         assert end in await client.reader.read()
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("value", [0, 1 << 40, 1 << 20])
+async def test_the_limit_of_tokens_is_named_as_the_client_named_it(wire: Wire, name: str, value: int) -> None:
+    answer = await (await connect(wire)).ask("POST", CHAT, {"messages": USER, name: value})
+    assert answer.json["error"]["param"] == name
+    assert answer.json["error"]["message"].startswith(f"{name} ")

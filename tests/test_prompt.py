@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgeqwen.errors import BadRequest
 from edgeqwen.text import ChatTemplate, PromptBuilder, TextGuard, Tokenizer
-from edgeqwen.text.messages import parse_arguments
+from edgeqwen.text.messages import parse_arguments, read_messages
 from tests.qwen_files import (
     END_THINK,
     IM_END,
@@ -343,3 +343,26 @@ def test_a_model_without_think_tokens_splits_nothing() -> None:
     prompt = PromptBuilder(tokenizer, qwen_template()).build([user("x")], think=False)
     assert not prompt.splits_reasoning
     assert not prompt.starts_in_reasoning
+
+
+CALL = {"function": {"name": 5}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        {"role": "assistant", "content": "", "tool_calls": [5]},
+        {"role": "assistant", "content": "", "tool_calls": 5},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [5]},
+        {"role": "nobody", "content": "a"},
+        5,
+    ],
+)
+def test_what_is_wrong_with_a_message_is_said_with_its_place(message: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_messages([{"role": "user", "content": "a"}, message], splits_thoughts=True)
+    assert caught.value.field is not None
+    assert caught.value.field.startswith("messages[1]")
+    assert caught.value.message.startswith(f"{caught.value.field} must ")

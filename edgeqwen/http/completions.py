@@ -12,6 +12,7 @@ from aiohttp import web
 
 from edgeqwen.core.request import Delta, Done, Event, Failed, Started, TokenLogprob
 from edgeqwen.engine.inference import Inference
+from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, Head, completion, event, logprob_object
 from edgeqwen.http.openai_request import ChatRequest, read_chat
 from edgeqwen.http.replies import error_members, json_response
@@ -81,7 +82,12 @@ class ChatCompletions:
 
     async def answer(self, request: web.BaseRequest, members: Mapping[str, Any], peer: Peer) -> web.StreamResponse:
         """Raises `EdgeqwenError` as long as nothing was sent."""
-        chat = read_chat(members)
+        try:
+            return await self._answer(request, read_chat(members), peer)
+        except EdgeqwenError as exc:
+            raise _in_their_words(exc, members) from exc
+
+    async def _answer(self, request: web.BaseRequest, chat: ChatRequest, peer: Peer) -> web.StreamResponse:
         async with self._generation(chat, peer) as (head, mailbox):
             if chat.is_stream:
                 return await self._stream(request, chat, head, mailbox)
@@ -150,3 +156,11 @@ class ChatCompletions:
         if delta.channel == "reasoning":
             return []
         return [await self._texts.describe(logprob) for logprob in delta.logprobs if logprob.text]
+
+
+def _in_their_words(error: EdgeqwenError, members: Mapping[str, Any]) -> EdgeqwenError:
+    """The engine knows `max_completion_tokens` by its older name only."""
+    if error.field != "max_tokens" or members.get("max_completion_tokens") is None:
+        return error
+    message = error.message.replace("max_tokens", "max_completion_tokens")
+    return EdgeqwenError(message, code=error.code, field="max_completion_tokens", retry_ms=error.retry_ms)

@@ -31,7 +31,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, splits_thoughts: boo
     `splits_thoughts` says whether a think block at the start of content is taken for a thought.
     """
     if not messages:
-        raise BadRequest("must hold at least one message", field="messages")
+        raise BadRequest("messages must hold at least one message", field="messages")
     read = [_read_message(message, field=f"messages[{i}]") for i, message in enumerate(messages)]
     return [_split_thought(message) for message in read] if splits_thoughts else read
 
@@ -54,11 +54,11 @@ def parse_arguments(arguments: Any) -> Any:
 
 def _read_message(message: Mapping[str, Any], *, field: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise BadRequest("must be an object with role and content", field=field)
+        raise BadRequest(f"{field} must be an object with role and content", field=field)
     given = message.get("role")
     role = _ROLES.get(given) if isinstance(given, str) else None
     if role is None:
-        raise BadRequest(f"must be one of {', '.join(_ROLES)}", field=f"{field}.role")
+        raise BadRequest(f"{field}.role must be one of {', '.join(_ROLES)}", field=f"{field}.role")
     read: dict[str, Any] = {"role": role, "content": _read_content(message.get("content"), role=role, field=field)}
     for name in ("name", "tool_call_id"):
         if message.get(name) is not None:
@@ -79,7 +79,8 @@ def _read_content(content: Any, *, role: str, field: str) -> str:
 
 def _read_part(part: Any, *, field: str) -> str:
     if not isinstance(part, Mapping) or part.get("type") != "text":
-        raise BadRequest("must be text or a list of text parts; parts of other types are not supported", field=field)
+        message = f"{field} must be text or a list of text parts; parts of other types are not supported"
+        raise BadRequest(message, field=field)
     return _text(part.get("text"), field=field)
 
 
@@ -91,7 +92,7 @@ def _read_assistant(message: Mapping[str, Any], read: dict[str, Any], *, field: 
     if calls is None:
         return
     if not isinstance(calls, list | tuple):
-        raise BadRequest("must be a list", field=f"{field}.tool_calls")
+        raise BadRequest(f"{field}.tool_calls must be a list", field=f"{field}.tool_calls")
     if calls:
         read["tool_calls"] = [_read_call(call, field=f"{field}.tool_calls[{i}]") for i, call in enumerate(calls)]
 
@@ -99,7 +100,7 @@ def _read_assistant(message: Mapping[str, Any], read: dict[str, Any], *, field: 
 def _read_call(call: Any, *, field: str) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
-        raise BadRequest("must be an object with function.name and function.arguments", field=field)
+        raise BadRequest(f"{field} must be an object with function.name and function.arguments", field=field)
     read: dict[str, Any] = {"type": "function"}
     if call.get("id") is not None:
         read["id"] = _text(call["id"], field=f"{field}.id")
@@ -122,7 +123,7 @@ def _split_thought(message: dict[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any, *, field: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest("must be text", field=field)
+        raise BadRequest(f"{field} must be text", field=field)
     return value
 
 
