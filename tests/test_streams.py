@@ -28,9 +28,10 @@ def daemon() -> Iterator[DaemonProcess]:
 def in_shell(
     redirections: str, daemon: DaemonProcess, *flags: str, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """`edgeqwen FLAGS` with the shell's redirections."""
+    """`edgeqwen FLAGS` with the shell's redirections, and the buffers that most users' Python has."""
     command = ["sh", "-c", f'exec "$0" "$@" {redirections}', sys.executable, "-m", "edgeqwen", *flags]
     env = dict(os.environ) | {"EDGEQWEN_SOCKET_PATH": str(daemon.socket_path)}
+    env.pop("PYTHONUNBUFFERED", None)
     return subprocess.run(command, input=stdin, capture_output=True, env=env, timeout=HANG_GUARD_S, check=False)
 
 

@@ -11,7 +11,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TextIO
 
 from edgeqwen.errors import CannotWrite
 
@@ -54,14 +54,16 @@ def failures_named() -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        _drop_output()
+        _drop(sys.stdout)
         raise StreamFailed(error) from error
 
 
 def complain(text: str) -> None:
     """A line on stderr, if that takes it."""
-    with contextlib.suppress(OSError):
+    try:
         print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
 
 
 def valid_text(text: str) -> str:
@@ -69,7 +71,7 @@ def valid_text(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _drop_output() -> None:
-    """Python flushes stdout once more at exit; let that go nowhere."""
+def _drop(stream: TextIO) -> None:
+    """Python flushes its streams once more at exit, and exits with 120 if that fails; let it go nowhere."""
     with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
