@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import io
+import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -185,3 +189,30 @@ def test_unknown_name_lists_what_is_installed(tmp_path: Path) -> None:
         resolve_model("three", folder)
     with pytest.raises(ModelMissing, match="--model"):
         resolve_model("", folder)
+
+
+@pytest.mark.parametrize("name", [*FILES, "model.json"])
+def test_file_that_may_not_be_read_is_named(package_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    really_open, package = io.open, open_package(package_path)
+
+    def refusing(file: str | Path, *args: Any, **kwargs: Any) -> Any:
+        if Path(file).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return really_open(file, *args, **kwargs)
+
+    monkeypatch.setattr(io, "open", refusing)  # root, who may run this, can read everything
+    with pytest.raises(ModelMissing, match=f"{name}: cannot be read: Permission denied"):
+        open_package(package_path)
+    if name in FILES:
+        with pytest.raises(ModelMissing, match=f"{name}: cannot be read: Permission denied"):
+            verify_digests(package)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")
+def test_folder_that_may_not_be_entered_is_not_taken_for_another_kind(package_path: Path) -> None:
+    package_path.chmod(0)
+    try:
+        with pytest.raises(ModelMissing, match="cannot be read"):
+            open_package(package_path)
+    finally:
+        package_path.chmod(0o700)

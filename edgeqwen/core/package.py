@@ -8,6 +8,7 @@ file is told by name before anything is loaded.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Mapping
@@ -64,6 +65,8 @@ def open_package(path: Path) -> Package:
     if not os.path.exists(path):
         raise ModelMissing(f"{path}: no such model package")
     if not os.path.isfile(path / MANIFEST):
+        if os.path.isdir(path) and not os.access(path, os.X_OK):
+            raise ModelMissing(f"{path}: cannot be read: {os.strerror(errno.EACCES)}")
         raise ModelInvalid(f"{path}: not a model package (no {MANIFEST}); make one with `edgeqwen import {path}`")
     manifest = _read_manifest(path / MANIFEST)
     _check_files(path, manifest)
@@ -106,8 +109,11 @@ def verify_digests(package: Package, *, with_weights: bool = True) -> None:
     for name, digest in package.manifest.digests.items():
         if name == WEIGHTS and not with_weights:
             continue
-        with (package.path / name).open("rb") as file:
-            actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        try:
+            with (package.path / name).open("rb") as file:
+                actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise _unreadable(package.path / name, error) from error
         if actual != digest:
             raise ModelInvalid(f"{package.path / name}: content differs from what {MANIFEST} states; import it again")
 
@@ -140,10 +146,23 @@ def _check_files(path: Path, manifest: Manifest) -> None:
     missing = [name for name in names if not os.path.isfile(path / name)]
     if missing:
         raise ModelMissing(f"{path}: the package lacks {', '.join(missing)}; import the model again")
-    for name, size in manifest.sizes.items():
-        actual = (path / name).stat().st_size
-        if actual != size:
+    for name in names:
+        actual, size = _readable_size(path / name), manifest.sizes.get(name)
+        if size is not None and actual != size:
             raise ModelInvalid(f"{path / name}: {actual} bytes, {MANIFEST} states {size}; import the model again")
+
+
+def _readable_size(path: Path) -> int:
+    """Size of a file in bytes. It is opened for it: one that cannot be read is to be found before it is needed."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ModelMissing:
+    return ModelMissing(f"{path}: cannot be read: {error.strerror}")
 
 
 def _read_generation_config(path: Path) -> Mapping[str, Any]:
@@ -157,7 +176,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ModelMissing(f"{path}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
 
 
 def models_dir(environ: Mapping[str, str], *, is_root: bool) -> Path:
