@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import resource
 import signal
@@ -238,3 +239,11 @@ def test_reachable_tells_an_answer_from_an_error_and_from_silence(hub: Hub) -> N
         before = threading.active_count()
         assert not is_reachable(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
         assert threading.active_count() <= before + 1
+
+
+def test_an_answer_that_nests_without_end_is_no_listing(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO(b'{"Data":' + b"[" * 100_000))
+    with pytest.raises(ModelMissing, match=hub.endpoint):
+        pull(f"modelscope:{REPO}", settings=settings(hub, tmp_path))

@@ -99,7 +99,7 @@ def _get_json(url: str, model_id: ModelId, endpoint: str) -> dict[str, Any]:
         if e.code in (401, 403, 404):
             raise ModelMissing(f"{model_id.repo} was not found at {endpoint}, or is not public: check the id") from e
         raise ModelMissing(f"{endpoint} answered {e.code} for {model_id.repo}: try again later") from e
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         reason = getattr(e, "reason", e)
         message = f"{endpoint} cannot be reached for {model_id.repo} ({str(reason)[:200]})"
         raise ModelMissing(f"{message}: check the network, or set MODELSCOPE_ENDPOINT") from e
