@@ -1,4 +1,4 @@
-"""What the processor offers: cores, instruction sets, and the target whose int8 weights are exact and fast there.
+"""What the processor offers: usable cores, instruction sets, and the target whose int8 weights it multiplies rightly.
 
 Cores: the affinity mask (which follows taskset and cpusets) capped by the CPU quota of the control group, version 1 or
 2, or of any group above it. `os.cpu_count()` knows neither.
