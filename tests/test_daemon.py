@@ -165,9 +165,7 @@ def test_bad_configuration_is_exit_78_in_one_line(
 def test_second_daemon_on_a_socket_does_not_start() -> None:
     with running_daemon(script_of("x")) as daemon:
         model = write_text_model(daemon.socket_path.parent / "other")
-        result = run_command(
-            "serve", "--model", str(model), "--socket", str(daemon.socket_path), "--runtime", "fake:"
-        )
+        result = run_command("serve", "--model", str(model), "--socket", str(daemon.socket_path), "--runtime", "fake:")
         assert result.returncode == 78
         with daemon.client() as client:
             assert client.request("health")["ok"]

@@ -46,9 +46,7 @@ class AskOptions:
 @click.option("--seed", type=int, metavar="N", help="Makes the answer repeatable.")
 @click.option("--json", "is_json", is_flag=True, help="The final frame as one JSON line instead of the text.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Tokens and speeds on stderr.")
-def command(
-    prompt: tuple[str, ...], *, socket_path: str | None, temperature: float | None, **options: Any
-) -> int:
+def command(prompt: tuple[str, ...], *, socket_path: str | None, temperature: float | None, **options: Any) -> int:
     """Ask the daemon. The prompt is the arguments, then what comes on stdin."""
     question = read_prompt(prompt)
     sampling = {} if temperature is None else {"temperature": temperature}

@@ -80,9 +80,7 @@ def import_checkpoint(
     out = options.out or models_folder() / chosen
     target: Any = options.target or read_processor().target
     with progress_bar(f"importing {chosen}") as progress:
-        manifest = import_model(
-            path, out, quant=quant, target=target, name=chosen, source=source, progress=progress
-        )
+        manifest = import_model(path, out, quant=quant, target=target, name=chosen, source=source, progress=progress)
     return out, manifest
 
 
