@@ -32,6 +32,7 @@ class Hub:
     sha256: dict[str, str] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     endpoint: str = ""
+    repo: str = REPO
 
     def fetched(self, name: str) -> list[str | None]:
         """The ranges asked for of a file, in order."""
@@ -95,7 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self._is_refused(repo, revision or "main"):
             return
         siblings = [{"rfilename": name, "size": len(data)} for name, data in self.hub.files.items()]
-        self._json({"_id": "1", "id": REPO, "modelId": REPO, "sha": COMMIT, "siblings": siblings}, 200)
+        self._json(
+            {"_id": "1", "id": self.hub.repo, "modelId": self.hub.repo, "sha": COMMIT, "siblings": siblings}, 200
+        )
 
     def _resolve(self, repo: str, revision: str, name: str) -> None:
         if self._is_refused(repo, revision):
@@ -106,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._file(name, {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha1(self.hub.files[name]).hexdigest()}"'})
 
     def _is_refused(self, repo: str, revision: str) -> bool:
-        if repo != REPO:
+        if repo != self.hub.repo:
             self._json({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
         elif self.hub.is_gated:
             self._json({"error": "Access is restricted"}, 401, {"X-Error-Code": "GatedRepo"})
@@ -117,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _modelscope(self, path: str, query: dict[str, str]) -> None:
-        if not path.startswith(f"{REPO}/repo"):
+        if not path.startswith(f"{self.hub.repo}/repo"):
             self._json({"Code": 10010205001, "Message": "not found", "Success": False}, 404)
         elif path.endswith("/files"):
             known = query["Revision"] in ("master", COMMIT)
