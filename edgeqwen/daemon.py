@@ -70,10 +70,11 @@ class StopRequest:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
 
-    def ask(self, drain_s: float) -> None:
-        """End after running answers, within `drain_s`."""
+    def ask(self, drain_s: float | None = None) -> None:
+        """End after running answers, within `drain_s` (None: what it was made with)."""
         if not self.asked.is_set():
-            self.drain_s = drain_s
+            if drain_s is not None:
+                self.drain_s = drain_s
             self.asked.set()
 
     def fail(self, error: EdgeqwenError) -> None:
@@ -91,7 +92,7 @@ class StopRequest:
             self.hurried.set()
         elif number is signal.SIGINT:
             self.exit_code = EXIT_INTERRUPTED
-        self.ask(self.drain_s)
+        self.ask()
 
 
 async def serve(options: DaemonOptions, notifier: Notifier) -> int:

@@ -72,6 +72,14 @@ def test_drain_time_cuts_an_answer_off() -> None:
         assert (rest(frames)["finish"], daemon.wait()) == ("cancelled", 0)
 
 
+def test_shutdown_that_names_no_time_gives_the_configured_one() -> None:
+    environ = {"EDGEQWEN_SERVICE_DRAIN_S": "0.1"}
+    with running_daemon(slow(loop=True), environ=environ) as daemon, begun(daemon) as frames:
+        with daemon.client() as other:
+            other.request("shutdown")
+        assert (rest(frames)["finish"], daemon.wait()) == ("cancelled", 0)
+
+
 def test_second_signal_does_not_wait_for_the_drain() -> None:
     environ = {"EDGEQWEN_SERVICE_DRAIN_S": "600"}
     with running_daemon(slow(loop=True), environ=environ) as daemon, begun(daemon) as frames:

@@ -334,7 +334,7 @@ async def test_probes_and_models(tmp_path: Path) -> None:
         client = await connect(wire)
         assert (await client.ask("GET", "/health")).json["state"] == "loading"
         loading = await client.ask("GET", "/ready")
-        assert (loading.status, loading.headers["retry-after"]) == (503, "1")
+        assert (loading.status, loading.headers["retry-after"]) == (503, "2")
         await until(lambda: wire.inference.state == "ready")
         assert (await client.ask("GET", "/ready")).json["model"] == "scripted"
         assert (await client.ask("GET", "/v1/models")).json["data"][0]["id"] == "scripted"

@@ -19,7 +19,7 @@ import pytest
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
-from edgeqwen.server import peers
+from edgeqwen.server import operations, peers
 from tests.wire import Gate, Wire, WireClient, fake_inference, serve, until
 
 LONG = "x" * 2000
@@ -463,6 +463,20 @@ async def test_cancel_before_the_model_is_loaded(tmp_path: Path) -> None:
     assert (finals[1]["finish"], finals[1]["text"]) == ("cancelled", "")
 
 
+async def test_cancel_by_rid_reaches_what_runs_however_many_came_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "NUM_REMEMBERED", 1)
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.01)) as wire:
+        client = await wire.connect()
+        client.send({"op": "chat", "prompt": "x", "id": 1, "stream": True})
+        rid = (await client.read() or {})["rid"]
+        other = await wire.connect()
+        await other.ask({"op": "chat", "prompt": "x", "max_tokens": 1})
+        assert (await other.ask({"op": "cancel", "rid": rid}))["cancelled"] == 1
+        assert (await client.read_final())[0]["finish"] == "cancelled"
+
+
 async def test_cancel_by_rid_from_another_connection(tmp_path: Path) -> None:
     async with serve(tmp_path, fake_inference(LONG, step_s=0.005)) as wire:
         first, second = await wire.connect(), await wire.connect()
@@ -717,7 +731,8 @@ async def test_shutdown_calls_back_and_draining_refuses_new_work(tmp_path: Path)
         while (frame := await client.read() or {}).get("id") != 2:
             pass
         assert frame["draining"] == 1
-        assert wire.shutdowns == [7.0]
+        assert (await client.ask({"op": "shutdown", "id": 4}))["id"] == 4
+        assert wire.shutdowns == [7.0, None]
         draining = asyncio.create_task(wire.inference.drain(5))
         await asyncio.sleep(0)
         client.send({"op": "chat", "prompt": "x", "id": 3})

@@ -148,7 +148,7 @@ class Wire:
     path: Path
     inference: Inference
     server: SocketServer
-    shutdowns: list[float]
+    shutdowns: list[float | None]
     clients: list[WireClient]
 
     async def connect(self, *, limit: int = 4 << 20) -> WireClient:
@@ -166,7 +166,7 @@ async def serve(
     """A server on a private socket below `folder`; the model is loaded first unless `is_loaded` is false."""
     os.chmod(folder, 0o700)
     inference = inference or fake_inference()
-    shutdowns: list[float] = []
+    shutdowns: list[float | None] = []
     server = SocketServer(inference, limits=limits, on_shutdown=shutdowns.append)
     await server.start(bind_socket(folder / "s.sock"))
     loading = asyncio.create_task(inference.start())

@@ -35,7 +35,7 @@ class SocketServer:
         inference: Inference,
         *,
         limits: WireLimits | None = None,
-        on_shutdown: Callable[[float], None],
+        on_shutdown: Callable[[float | None], None],
     ) -> None:
         self.limits = limits or WireLimits()
         self.inference = inference
@@ -81,8 +81,6 @@ class SocketServer:
     async def close(self, *, grace_s: float = 1.0) -> None:
         """Stop accepting, give the connections `grace_s` to send what was written, cut off the rest."""
         self.stop_accepting()
-        for connection in tuple(self._connections):
-            connection.close_if_idle()
         try:
             async with asyncio.timeout(grace_s):
                 await self._wait_until_empty()

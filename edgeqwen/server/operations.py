@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import edgeqwen
 from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.inference import Inference
+from edgeqwen.engine.inference import LOADING_RETRY_MS, Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.protocol.answers import AnswerForm, Emit
 from edgeqwen.protocol.limits import WireLimits
@@ -34,9 +34,7 @@ from edgeqwen.protocol.messages import (
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.work import Work
 
-RETRY_MS: Final = 1000
 NUM_REMEMBERED: Final = 4096
-DRAIN_S: Final = 30.0
 MAX_CHOICES: Final = 8
 
 SAMPLING: Final = (
@@ -63,7 +61,9 @@ def generation_input(message: Generation) -> GenerationInput:
 
 
 class Operations:
-    """Serves the operations. `num_connections` counts open connections, `on_shutdown(drain_s)` begins the end."""
+    """Serves the operations. `num_connections` counts open connections; `on_shutdown(drain_s)` begins the end (None:
+    within the daemon's own time).
+    """
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Operations:
         *,
         limits: WireLimits,
         num_connections: Callable[[], int],
-        on_shutdown: Callable[[float], None],
+        on_shutdown: Callable[[float | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inference = inference
@@ -164,10 +164,10 @@ class Operations:
             case "ready":
                 return {"ok": True, "model": self._inference.model_name, "quant": self._inference.quant}
             case "loading":
-                raise EdgeqwenError("model loading", code="loading", retry_ms=RETRY_MS)
+                raise EdgeqwenError("model loading", code="loading", retry_ms=LOADING_RETRY_MS)
             case "draining":
                 raise EdgeqwenError("the daemon is shutting down", code="draining")
-        raise EdgeqwenError("the model could not be loaded", code="engine")
+        raise EdgeqwenError("the model could not be loaded, or its engine broke down", code="engine")
 
     def _stats(self) -> dict[str, Any]:
         stats = self._inference.stats()
@@ -189,19 +189,20 @@ class Operations:
         if message.target is not None:
             return cancel_id(message.target)
         assert message.rid is not None
+        if self._inference.cancel(message.rid, owner=None if peer.is_admin else peer.owner):
+            return 1
         owner = self._owners.get(message.rid)
         if owner is None or not (peer.is_admin or owner == peer.owner):
             raise EdgeqwenError("no such request", code="not_found", field="rid")
-        return self._inference.cancel(message.rid, owner=None if peer.is_admin else peer.owner)
+        return 0
 
     def _shutdown(self, message: Shutdown, peer: Peer) -> dict[str, Any]:
         if not peer.is_admin:
             raise EdgeqwenError("only root and the daemon's own user may stop it", code="forbidden")
-        drain_s = DRAIN_S if message.drain_s is None else message.drain_s
-        if not 0 <= drain_s <= 86_400:
+        if message.drain_s is not None and not 0 <= message.drain_s <= 86_400:
             raise BadRequest("drain_s must be from 0 to 86400", field="drain_s")
         stats = self._inference.stats()
-        self._on_shutdown(drain_s)
+        self._on_shutdown(message.drain_s)
         return {"draining": stats.running + stats.queued}
 
 
