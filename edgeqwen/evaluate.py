@@ -120,14 +120,19 @@ def write_logits(path: Path, *, ids_path: Path, out: Path, num_threads: int = 1)
     count.
     """
     package = open_package(path)
-    ids = _read_ids(ids_path, package.manifest.spec.vocab_size)
+    spec = package.manifest.spec
+    ids = _read_ids(ids_path, spec.vocab_size)
+    if len(ids) > spec.max_position:
+        message = f"{ids_path}: {len(ids)} ids are more than the model's {spec.max_position} positions"
+        raise BadRequest(message, field="ids")
+    header = {"descr": "<f4", "fortran_order": False, "shape": (len(ids), spec.vocab_size)}
     runtime = _load(package, num_threads, capacity=len(ids))
     try:
-        shape = (len(ids), package.manifest.spec.vocab_size)
-        target = np.lib.format.open_memmap(out, mode="w+", dtype=np.float32, shape=shape)
-        for start, logits in _chunks(runtime, ids):
-            target[start : start + len(logits)] = logits
-        target.flush()
+        # Written, not mapped: on a full disk a write is an error, a page of a mapped file is SIGBUS.
+        with out.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for _, logits in _chunks(runtime, ids):
+                file.write(np.ascontiguousarray(logits, dtype="<f4").data)
     except OSError as error:
         raise CannotWrite(f"{out}: cannot write the logits: {error.strerror or error}") from error
     finally:
@@ -142,10 +147,8 @@ def built_in_texts() -> dict[str, str]:
 
 
 def _load(package: Package, num_threads: int, *, capacity: int = WINDOW) -> OnnxRuntime:
-    longest = package.manifest.spec.max_position
-    if capacity > longest and capacity != WINDOW:
-        raise BadRequest(f"{capacity} ids are more than the model's {longest} positions", field="ids")
-    return OnnxRuntime.load(package, OnnxOptions(num_slots=1, capacity=min(capacity, longest), num_threads=num_threads))
+    capacity = min(capacity, package.manifest.spec.max_position)
+    return OnnxRuntime.load(package, OnnxOptions(num_slots=1, capacity=capacity, num_threads=num_threads))
 
 
 def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from edgeqwen.errors import BadRequest
 from edgeqwen.evaluate import EvalReport, Score
 from tests.checkpoints import write_safetensors_model
 from tests.daemons import DaemonProcess, run_command, running_daemon, script_of, start_command
-from tests.models import tiny_package
+from tests.models import all_logits, tiny_package, tiny_runtime
 
 BLANKS = "  lead x\n\t y  "
 THOUGHT = "<think>\nhm\n</think>\n\nanswer"
@@ -323,6 +324,21 @@ def test_eval_writes_logits(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     logits = np.load(tmp_path / "logits.npy")
     assert logits.dtype == np.float32
     assert len(logits) == 5
+    runtime = tiny_runtime(package)
+    assert np.array_equal(logits, all_logits(runtime, range(5), chunk=5))
+    runtime.close()
+
+
+def test_eval_says_what_is_wrong_with_ids_and_where_logits_go(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    np.save(tmp_path / "many.npy", np.zeros(1024, np.int64))
+    np.save(tmp_path / "few.npy", np.arange(5))
+    short = tiny_package(max_position=1000)
+    code, _, err = run_here(capsys, "eval", str(short), "--ids", str(tmp_path / "many.npy"), "--logits", os.devnull)
+    assert (code, "1024 ids are more than the model's 1000 positions" in err) == (64, True)
+    code, _, err = run_here(capsys, "eval", str(short), "--ids", str(tmp_path / "few.npy"), "--logits", "/dev/full")
+    assert (code, "/dev/full: cannot write the logits" in err) == (73, True)
 
 
 def test_table_of_eval_shows_the_other_package_only_if_there_is_one() -> None:
