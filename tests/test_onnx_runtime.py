@@ -121,6 +121,18 @@ def test_the_last_position_of_a_slot_can_be_used(runtime: OnnxRuntime) -> None:
     assert np.array_equal(all_logits(runtime, ids, chunk=capacity - 1)[-1], whole[-1])
 
 
+@pytest.mark.parametrize("quant", ["fp32", "int8"])
+def test_every_position_that_the_model_knows_can_be_used(quant: Quant) -> None:
+    needs_row_invariance()
+    runtime = tiny_runtime(tiny_package("qwen3", quant, max_position=64), capacity=64)
+    ids = sequences(runtime.spec.vocab_size)[0][:64]
+    whole = all_logits(runtime, ids, chunk=64)
+    for chunk in (63, 7, 1):
+        logits = all_logits(runtime, ids, chunk=chunk)
+        assert np.array_equal(logits[:-1], whole[:-1])
+        assert np.abs(logits[-1] - whole[-1]).max() < 1e-4 * whole.std()
+
+
 def test_no_logits_are_computed_when_none_are_asked_for(runtime: OnnxRuntime) -> None:
     (logits,) = runtime.step(Batch((Chunk(0, 0, (1, 2, 3), 0),))).logits
     assert logits.shape == (0, runtime.spec.vocab_size)

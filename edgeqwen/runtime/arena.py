@@ -56,7 +56,7 @@ class Arena:
         return self._base + slot * self.shape.slot_bytes
 
     def release(self, slot: int) -> None:
-        """Give the slot's pages back to the system; it reads as zeros afterwards."""
+        """Give the pages that are the slot's alone back to the system; what they held reads as zeros afterwards."""
         page = mmap.PAGESIZE
         start = slot * self.shape.slot_bytes
         first, last = -(-start // page) * page, (start + self.shape.slot_bytes) // page * page

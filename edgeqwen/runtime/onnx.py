@@ -9,9 +9,10 @@ range and kept; a step sets only the small inputs.
 and whoever is computed beside it. All operators here work row by row in an order that does not depend on the number
 of rows, but for one: the attention's inner product has a kernel of its own for a single row, which adds up in another
 order. So a chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and values stand
-where the next token's will, and are overwritten by it. This holds on x86
-processors with AVX2 or later, where it is tested; with SSE4 alone every kernel's order depends on the number of rows.
-(`int4` promises no such thing and does not pay for it.)
+where the next token's will, and are overwritten by it. Only behind the last position that the model knows there is no
+place for one (the rotary tables end there), so that one row may differ in its last bits. This holds on x86 processors
+with AVX2 or later, where it is tested; with SSE4 alone every kernel's order depends on the number of rows. (`int4`
+promises no such thing and does not pay for it.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, ModelSpec
 from edgeqwen.core.package import MANIFEST, Package
-from edgeqwen.core.step import Batch, KVData, Logits, RuntimeSpec, StepResult
+from edgeqwen.core.step import Batch, Chunk, KVData, Logits, RuntimeSpec, StepResult
 from edgeqwen.errors import ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.arena import Arena, ArenaShape
 from edgeqwen.runtime.kernel_check import needs_precise_kernel
@@ -106,7 +107,7 @@ class OnnxRuntime:
     def step(self, batch: Batch) -> StepResult:
         chunks = batch.chunks
         first, last = chunks[0].slot, chunks[-1].slot
-        num_rows, width = last - first + 1, max(self._padded_len(len(chunk.ids)) for chunk in chunks)
+        num_rows, width = last - first + 1, max(self._padded_len(chunk) for chunk in chunks)
         ids = np.zeros((num_rows, width), np.int64)
         new = np.zeros(num_rows, np.int32)
         ends = np.ones(num_rows, np.int32)
@@ -116,7 +117,7 @@ class OnnxRuntime:
             assert chunk.stop <= self._spec.capacity, chunk
             row, count = chunk.slot - first, len(chunk.ids)
             ids[row, :count] = chunk.ids
-            new[row] = self._padded_len(count)
+            new[row] = self._padded_len(chunk)
             ends[row] = chunk.start + new[row]
             wanted.append(np.arange(count - chunk.num_logits, count, dtype=np.int64) + row * width)
         if ids.max() >= self._spec.vocab_size or ids.min() < 0:  # the quantised embedding reads without a check
@@ -127,8 +128,11 @@ class OnnxRuntime:
         bounds = np.cumsum([chunk.num_logits for chunk in chunks])[:-1]
         return StepResult(tuple(np.split(logits, bounds)))
 
-    def _padded_len(self, count: int) -> int:
-        return count + count % 2 if self._pads_to_even else count
+    def _padded_len(self, chunk: Chunk) -> int:
+        """Tokens of a chunk, with the dummy at its end if it gets one."""
+        count = len(chunk.ids)
+        is_padded = self._pads_to_even and chunk.stop < self._model.max_position
+        return count + count % 2 if is_padded else count
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         assert 0 <= start <= stop <= self._lengths[slot]
