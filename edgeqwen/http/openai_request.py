@@ -14,7 +14,7 @@ import msgspec
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
-from edgeqwen.protocol.messages import ROLES, convert
+from edgeqwen.protocol.messages import TURN_EXTRAS, Message, GenerationOptions, convert
 
 NO_EFFECT: Final = frozenset({
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
@@ -35,11 +35,6 @@ UNSUPPORTED: Final = frozenset({
     "audio", "conversation_id", "prediction", "reasoning_effort", "thinking_budget", "verbosity", "web_search_options",
     *NEUTRAL,
 })  # fmt: skip
-
-SAME_NAME: Final = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "min_tokens", "n", "logprobs", "top_logprobs", "ignore_eos", "deadline_ms",
-)  # fmt: skip
 
 TEMPLATE_OWN: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -73,29 +68,12 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: bool | None = None
 
 
-class ChatBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The supported fields; ranges are checked where the engine resolves them."""
+class ChatBody(GenerationOptions, frozen=True, kw_only=True):
+    """The supported fields."""
 
     messages: list[Turn]
     model: str | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    n: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    ignore_eos: bool | None = None
-    deadline_ms: int | None = None
     tools: list[dict[str, Any]] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -138,35 +116,30 @@ def read_chat(members: Mapping[str, Any]) -> ChatRequest:
 
 def _generation_input(body: ChatBody) -> GenerationInput:
     think, template_kwargs = _template_kwargs(body)
-    stop = (body.stop,) if isinstance(body.stop, str) else None if body.stop is None else tuple(body.stop)
+    members = body.to_input()
+    if body.max_completion_tokens is not None:
+        members["max_tokens"] = body.max_completion_tokens
     return GenerationInput(
-        messages=tuple(_turn(turn, f"messages[{index}]") for index, turn in enumerate(body.messages)),
+        messages=tuple(_message(turn, index).to_template(index) for index, turn in enumerate(body.messages)),
         tools=tuple(body.tools or ()),
         template_kwargs=template_kwargs,
         think=think,
-        max_tokens=body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens,
-        stop=stop,
-        **{name: getattr(body, name) for name in SAME_NAME},
+        **members,
     )
 
 
-def _turn(turn: Turn, path: str) -> dict[str, Any]:
-    role = "system" if turn.role == "developer" else turn.role
-    if role not in ROLES:
-        raise BadRequest(f"{path}.role must be one of {', '.join(ROLES)}", field=f"{path}.role")
-    if turn.content is None and role != "assistant":
-        raise BadRequest(f"{path}.content is missing", field=f"{path}.content")
-    members: dict[str, Any] = {"role": role, "content": _text(turn.content, f"{path}.content")}
-    for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
-        if (value := getattr(turn, name)) is not None:
-            members[name] = value
-    return members
+def _message(turn: Turn, index: int) -> Message:
+    return Message(
+        role="system" if turn.role == "developer" else turn.role,
+        content=_text(turn.content, f"messages[{index}].content"),
+        **{name: getattr(turn, name) for name in TURN_EXTRAS},
+    )
 
 
-def _text(content: str | list[Part] | None, path: str) -> str:
+def _text(content: str | list[Part] | None, path: str) -> str | None:
     """The text of a content; parts are joined as they are, without anything between them."""
     if content is None or isinstance(content, str):
-        return content or ""
+        return content
     for index, part in enumerate(content):
         if part.type != "text" or part.text is None:
             raise BadRequest(f"{path}[{index}] is not text; only text is supported", field=f"{path}[{index}].type")

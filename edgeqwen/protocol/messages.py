@@ -22,6 +22,7 @@ PROTOCOL_VERSION: Final = 1
 MAX_ID: Final = (1 << 53) - 1
 MAX_ID_LEN: Final = 64
 ROLES: Final = ("system", "user", "assistant", "tool")
+TURN_EXTRAS: Final = ("name", "reasoning_content", "tool_calls", "tool_call_id")
 ENVELOPE: Final = ("op", "id", "v", "close")
 
 
@@ -43,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if self.content is None and self.role != "assistant":
             raise BadRequest(f"{path}.content is missing", field=f"{path}.content")
         members: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        for name in ("name", "reasoning_content", "tool_calls", "tool_call_id"):
+        for name in TURN_EXTRAS:
             if (value := getattr(self, name)) is not None:
                 members[name] = value
         return members
@@ -95,12 +96,9 @@ class Detokenize(Operation, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-class Generation(Operation, frozen=True, kw_only=True):
-    """Members that `chat` and `generate` have in common. Ranges are not checked here."""
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to generate: members that every front has under these names. Ranges are not checked here."""
 
-    stream: bool = False
-    verbose: bool = False
-    prompt: str | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -118,6 +116,21 @@ class Generation(Operation, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     ignore_eos: bool | None = None
     deadline_ms: int | None = None
+
+    def to_input(self) -> dict[str, Any]:
+        """These members as the engine's `GenerationInput` takes them."""
+        members = {name: getattr(self, name) for name in GenerationOptions.__struct_fields__}
+        if self.stop is not None:
+            members["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return members
+
+
+class Generation(Operation, GenerationOptions, frozen=True, kw_only=True):
+    """Members that `chat` and `generate` have in common."""
+
+    stream: bool = False
+    verbose: bool = False
+    prompt: str | None = None
     wait: bool | None = None
     cache: bool | None = None
     speculate: bool | None = None

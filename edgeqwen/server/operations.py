@@ -37,18 +37,10 @@ from edgeqwen.server.work import Work
 NUM_REMEMBERED: Final = 4096
 MAX_CHOICES: Final = 8
 
-SAMPLING: Final = (
-    "temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "max_tokens", "min_tokens", "n", "logprobs", "top_logprobs", "ignore_eos", "deadline_ms",
-    "wait",
-)  # fmt: skip
-
 
 def generation_input(message: Generation) -> GenerationInput:
     """What the engine reads of a `chat` or `generate`."""
-    members: dict[str, Any] = {name: getattr(message, name) for name in SAMPLING}
-    if message.stop is not None:
-        members["stop"] = (message.stop,) if isinstance(message.stop, str) else tuple(message.stop)
+    members = message.to_input() | {"wait": message.wait}
     match message:
         case Chat():
             members |= {"messages": message.turns(), "tools": tuple(message.tools or ()), "think": message.think}
