@@ -133,6 +133,11 @@ def test_every_position_that_the_model_knows_can_be_used(quant: Quant) -> None:
         assert np.abs(logits[-1] - whole[-1]).max() < 1e-4 * whole.std()
 
 
+def test_a_slot_may_hold_a_single_token() -> None:
+    runtime = tiny_runtime(tiny_package("qwen3", "fp32"), capacity=1)
+    assert all_logits(runtime, [5], chunk=1).shape == (1, runtime.spec.vocab_size)
+
+
 def test_no_logits_are_computed_when_none_are_asked_for(runtime: OnnxRuntime) -> None:
     (logits,) = runtime.step(Batch((Chunk(0, 0, (1, 2, 3), 0),))).logits
     assert logits.shape == (0, runtime.spec.vocab_size)

@@ -204,11 +204,7 @@ class OnnxRuntime:
 
     def _warm_up(self) -> None:
         """One chunk of several tokens and one of a single token, so that the first request pays for nothing."""
-        count = min(8, self._spec.capacity - 1)
-        self._run(0, np.zeros((1, count), np.int64), *_lengths(count, count), np.array([count - 1]))
-        self._run(0, np.zeros((1, 1), np.int64), *_lengths(1, count + 1), np.array([0]))
+        count = min(8, self._spec.capacity)
+        for chunk in (Chunk(0, 0, (0,) * count), Chunk(0, count - 1, (0,))):
+            self.step(Batch((chunk,)))
         self.release(0)
-
-
-def _lengths(new: int, end: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    return np.array([new], np.int32), np.array([end], np.int32)
