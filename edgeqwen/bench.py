@@ -7,7 +7,6 @@ counted.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.cpu import check_processor, read_processor, usable_cores
 from edgeqwen.errors import BadRequest
+from edgeqwen.metrics import resident_bytes
 
 NUM_REPEATS: Final = 3
 Clock = Callable[[], float]
@@ -76,7 +76,7 @@ def bench(path: Path, options: BenchOptions, clock: Clock = time.perf_counter) -
     load_s = clock() - began_at
     try:
         speeds = measure(runtime, options, clock)
-        rss_bytes = _rss_bytes()
+        rss_bytes = resident_bytes()
     finally:
         runtime.close()
     manifest = package.manifest
@@ -137,8 +137,3 @@ def _decode(runtime: Runtime, prompt: tuple[int, ...], options: BenchOptions) ->
     for position in range(len(prompt), len(prompt) + options.num_decode):
         token = (prompt[position % len(prompt)],)
         runtime.step(Batch(tuple(Chunk(slot, position, token) for slot in range(options.num_streams))))
-
-
-def _rss_bytes() -> int:
-    """Resident memory of this process (second field of /proc/self/statm, in pages)."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -16,9 +16,9 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, ConfigInvalid, EdgeqwenError
+from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, EdgeqwenError
+from edgeqwen.protocol.address import check_length
 
-MAX_PATH_BYTES: Final = 107
 READ_BYTES: Final = 64 << 10
 
 
@@ -80,9 +80,7 @@ class Client:
     def connect(cls, path: str | os.PathLike[str], *, timeout_s: float = 5.0) -> Self:
         """Connect to the socket `path`. Raises `NoDaemon`, `SocketForbidden`, `ConfigInvalid` (path too long)."""
         shown = os.fspath(path)
-        if (num_bytes := len(os.fsencode(shown))) > MAX_PATH_BYTES:
-            message = f"{shown}: socket path has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}; shorten it"
-            raise ConfigInvalid(message)
+        check_length(shown)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from edgeqwen.errors import ConfigInvalid
-from edgeqwen.server.binding import MAX_PATH_BYTES, BoundSocket, adopt_socket, bind_socket
+from edgeqwen.protocol.address import MAX_PATH_BYTES
+from edgeqwen.server.binding import BoundSocket, adopt_socket, bind_socket
 
 HOLD = """
 import sys, time

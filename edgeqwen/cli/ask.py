@@ -98,7 +98,7 @@ def in_words(error: EdgeqwenError) -> EdgeqwenError:
     """The daemon speaks of a line that is too long, which tells nothing to somebody who wrote a prompt."""
     if error.code != "too_large":
         return error
-    return EdgeqwenError("the prompt is too long for one request, which holds 1 MiB; give less text", code=error.code)
+    return EdgeqwenError("the prompt is too long for one request; give less text", code=error.code)
 
 
 class Screen:

@@ -14,7 +14,7 @@ import msgspec
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
-from edgeqwen.protocol.messages import TURN_EXTRAS, Message, GenerationOptions, convert
+from edgeqwen.protocol.messages import TURN_EXTRAS, GenerationOptions, Message, convert
 
 NO_EFFECT: Final = frozenset({
     "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 HEAD_END: Final = b"\r\n\r\n"
 MAX_HEADERS: Final = 64
-REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+HEAD_REFUSALS: Final = {"timeout": "408 Request Timeout", "too_large": "431 Request Header Fields Too Large"}
 
 
 class HttpHandler(RequestHandler):
@@ -134,7 +134,7 @@ class HttpSession:
         end = self._head.find(HEAD_END)
         head_len = len(self._head) if end < 0 else end + len(HEAD_END)
         if head_len > self._limits.header_bytes:
-            self._refuse(431, f"the headers are longer than {self._limits.header_bytes} bytes")
+            self._refuse("too_large", f"the headers are longer than {self._limits.header_bytes} bytes")
         elif end >= 0:
             self._timer.cancel()
             data, self._head = self._head, None
@@ -143,7 +143,7 @@ class HttpSession:
     def _begin_head(self) -> None:
         self._head = b""
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._limits.header_s, self._refuse, 408, "the headers took too long")
+        self._timer = loop.call_later(self._limits.header_s, self._refuse, "timeout", "the headers took too long")
 
     def eof_received(self) -> None:
         """The client will send no more: answer what it asked, then close."""
@@ -162,12 +162,10 @@ class HttpSession:
     def resume_writing(self) -> None:
         self._handler.resume_writing()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, code: str, message: str) -> None:
         self._timer.cancel()
-        body = error_body(EdgeqwenError(message, code="bad_request"))
-        head = (
-            f"HTTP/1.1 {status} {REASONS[status]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        )
+        body = error_body(EdgeqwenError(message, code=code))
+        head = f"HTTP/1.1 {HEAD_REFUSALS[code]}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         self._transport.write(head.encode("ascii") + b"Connection: close\r\n\r\n" + body)
         self._handler.close()
         self._transport.close()

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from edgeqwen.errors import ConfigInvalid
+from edgeqwen.protocol.address import check_length
 
-MAX_PATH_BYTES: Final = 107  # sun_path is 108 bytes, one of them for the final NUL (unix(7))
 BACKLOG: Final = 128
 DIRECTORY_MODE: Final = 0o750
 USER_MODE: Final = 0o600
@@ -86,13 +86,6 @@ def adopt_socket(fd: int) -> BoundSocket:
         raise ConfigInvalid(f"descriptor {fd} is not a listening Unix stream socket")
     sock.setblocking(False)
     return BoundSocket(sock, os.fsdecode(sock.getsockname()))
-
-
-def check_length(path: str) -> None:
-    """The limit is in bytes, not characters."""
-    num_bytes = len(os.fsencode(path))
-    if num_bytes > MAX_PATH_BYTES:
-        raise ConfigInvalid(f"{path}: socket path has {num_bytes} bytes, the limit is {MAX_PATH_BYTES}; shorten it")
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class _Call:
 
     request_id: RequestId | None
     message: Operation
-    turn: Turn | None
+    turn: Turn | None = None
     work: Work | None = None
 
 
@@ -201,7 +201,7 @@ class LineSession:
             self._reply(envelope.id, error_members(exc))
 
     def _generate(self, envelope: Envelope, message: Generation) -> None:
-        call = _Call(envelope.id, message, None)
+        call = _Call(envelope.id, message)
         call.work = self._operations.start(
             message,
             self._peer,
@@ -211,7 +211,7 @@ class LineSession:
         self._add(call, call.work.start)
 
     def _answer_later(self, envelope: Envelope, message: Tokenize | Detokenize) -> None:
-        call = _Call(envelope.id, message, None)
+        call = _Call(envelope.id, message)
 
         async def answer() -> None:
             try:

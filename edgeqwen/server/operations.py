@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import edgeqwen
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import LOADING_RETRY_MS, Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.metrics import resident_bytes
 from edgeqwen.protocol.answers import AnswerForm, Emit
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
@@ -196,9 +196,3 @@ class Operations:
         stats = self._inference.stats()
         self._on_shutdown(message.drain_s)
         return {"draining": stats.running + stats.queued}
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process (proc(5), statm: the second number, in pages)."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
