@@ -130,6 +130,13 @@ async def test_a_budget_spent_inside_the_thought_leaves_the_content_empty() -> N
     assert (done.usage.completion, done.usage.reasoning) == (20, 20)
 
 
+async def test_an_end_token_right_behind_the_thought_is_none_of_it() -> None:
+    listener, _ = await answer("<think>x</think>", logprobs=True)
+    done = await listener.done()
+    assert (done.usage.completion, done.usage.reasoning) == (4, 3)
+    assert [delta.channel for delta in listener.deltas if delta.logprobs] == ["reasoning"] * 3 + ["content"]
+
+
 async def test_thought_and_answer_are_told_apart_by_the_marker_tokens() -> None:
     listener, _ = await answer("<think>\nSECRET\n</think>\n\nok", logprobs=True)
     assert "SECRET" in listener.text("reasoning")

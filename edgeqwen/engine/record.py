@@ -45,8 +45,6 @@ class _Choice:
             starts_in_reasoning=request.starts_in_reasoning,
             min_tokens=request.min_tokens,
         )
-        self.is_reasoning = request.splits_reasoning and request.starts_in_reasoning
-        self.is_stopped = False
         self.finish: FinishReason | None = None
 
 
@@ -91,14 +89,13 @@ class Record:
         choice = self._choices[event.choice]
         logprob = self._logprob(sampled)
         if event.is_end:
-            self._num_reasoning += choice.is_reasoning
+            is_reasoning = choice.stream.is_reasoning
+            self._num_reasoning += is_reasoning
             if logprob is not None:
-                self.emit(Delta(event.choice, "reasoning" if choice.is_reasoning else "content", "", (logprob,)))
+                self.emit(Delta(event.choice, "reasoning" if is_reasoning else "content", "", (logprob,)))
             return False
         step = choice.stream.push(event.token, logprob)
         self._num_reasoning += step.is_reasoning
-        choice.is_reasoning = step.is_reasoning
-        choice.is_stopped = step.is_stopped
         self._emit_text(event.choice, step.deltas)
         return step.is_stopped
 
@@ -107,7 +104,7 @@ class Record:
         choice = self._choices[index]
         assert choice.finish is None, f"choice {index} of {self.request.rid} ended twice"
         self._emit_text(index, choice.stream.finish())
-        choice.finish = "stop" if choice.is_stopped and reason == "length" else reason
+        choice.finish = "stop" if choice.stream.is_stopped and reason == "length" else reason
 
     @property
     def is_over(self) -> bool:

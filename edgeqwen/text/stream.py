@@ -92,10 +92,15 @@ class TextStream:
         """A stop string was completed; nothing comes any more."""
         return self._segment.is_stopped
 
+    @property
+    def is_reasoning(self) -> bool:
+        """The next token stands in the thought, unless it is a marker."""
+        return self._segment.channel == "reasoning"
+
     def push(self, token_id: int, logprob: TokenLogprob | None = None) -> TextStep:
         """Take the next generated token, end tokens included; after a stop it gives nothing."""
         if self.is_stopped:
-            return TextStep((), is_stopped=True, is_reasoning=self._is_reasoning)
+            return TextStep((), is_stopped=True, is_reasoning=self.is_reasoning)
         logprobs = () if logprob is None else (logprob,)
         self._num_free = max(0, self._num_free - 1)
         if self._think and token_id in (self._think.open, self._think.close):
@@ -103,21 +108,17 @@ class TextStream:
         data = self._tokenizer.token_bytes(token_id)
         text = self._segment.push(data, is_armed=not self._num_free)
         deltas = _deltas(self._segment.channel, text, logprobs)
-        return TextStep(deltas, is_stopped=self.is_stopped, is_reasoning=self._is_reasoning)
+        return TextStep(deltas, is_stopped=self.is_stopped, is_reasoning=self.is_reasoning)
 
     def finish(self) -> tuple[TextDelta, ...]:
         """The generation ended: give out what is held back. Nothing after a stop, and nothing the second time."""
         return () if self.is_stopped else _deltas(self._segment.channel, self._segment.finish(), ())
 
-    @property
-    def _is_reasoning(self) -> bool:
-        return self._segment.channel == "reasoning"
-
     def _open(self, channel: Channel, *, follows_thought: bool = False) -> _Segment:
         return _Segment(channel, stops=self._stop, follows_thought=follows_thought)
 
     def _switch(self, channel: Channel, logprobs: tuple[TokenLogprob, ...]) -> TextStep:
-        was_reasoning = self._is_reasoning
+        was_reasoning = self.is_reasoning
         if channel == self._segment.channel:
             deltas = _deltas(channel, "", logprobs)
             return TextStep(deltas, is_stopped=False, is_reasoning=was_reasoning)
