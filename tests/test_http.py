@@ -446,6 +446,22 @@ async def test_a_body_that_is_no_object_is_refused(wire: Wire, body: bytes) -> N
     assert (await client.ask("GET", "/health")).status == 200
 
 
+async def test_errors_of_an_operation_are_frames_whatever_is_wrong(tmp_path: Path) -> None:
+    async with serve(tmp_path, None, WireLimits(line_bytes=4096)) as wire:
+        client = await connect(wire)
+        bad = await client.ask("POST", "/eqp/chat", b"[]")
+        foreign = await client.ask("POST", "/eqp/chat", {"prompt": "x"}, headers={"Origin": "null"})
+        large = await client.ask("POST", "/eqp/chat", {"prompt": "x" * 5000})
+        assert [answer.status for answer in (bad, foreign, large)] == [400, 403, 413]
+        frames = [answer.lines for answer in (bad, foreign, large)]
+        assert [[(line["done"], line["error"]["code"]) for line in lines] for lines in frames] == [
+            [(True, "bad_json")],
+            [(True, "forbidden")],
+            [(True, "too_large")],
+        ]
+        assert await client.is_closed()
+
+
 async def test_bodies_too_large_too_slow_or_packed_are_refused(tmp_path: Path) -> None:
     async with serve(tmp_path, None, WireLimits(line_bytes=4096, body_s=0.1)) as wire:
         declared, chunked, slow, packed = [await connect(wire) for _ in range(4)]

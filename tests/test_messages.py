@@ -292,6 +292,16 @@ def test_answer_longer_than_a_reply_may_be_is_cut_and_ends_with_length() -> None
     assert len(encode_frame(final, done=True, request_id="x" * 64)) <= 4096
 
 
+def test_what_verbose_adds_counts_towards_the_length_of_a_reply() -> None:
+    sheet = Sheet(reply_bytes=32 << 10, is_verbose=True)
+    bias = {str(100_000 + token): -99.123456789 for token in range(1024)}
+    sheet.answer.set_resolved({"seed": 1, "logit_bias": bias}, tuple(range(100_000, 100_100)))
+    sheet.push(Started("r1", 0, 3), Delta(0, "content", "a" * 8000), done("cancelled"))
+    assert sheet.finals[0]["finish"] == "length"
+    assert 0 < len(sheet.finals[0]["text"]) < 8000
+    assert len(encode_frame(sheet.finals[0], done=True, request_id="x" * 64)) <= 32 << 10
+
+
 def test_a_cancelled_answer_keeps_its_text_and_says_so() -> None:
     sheet = Sheet()
     sheet.push(Started("r1", 0, 3), Delta(0, "content", "part"), done("cancelled"))

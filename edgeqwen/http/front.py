@@ -12,7 +12,7 @@ from aiohttp import web
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.completions import ChatCompletions
-from edgeqwen.http.operations import LineOperations
+from edgeqwen.http.operations import LineOperations, refusal
 from edgeqwen.http.replies import error_response, json_response
 from edgeqwen.http.requests import check_source, read_object
 from edgeqwen.http.seam import Operations
@@ -57,7 +57,7 @@ class HttpFront:
             check_source(request)
             return await self._route(request, peer)
         except EdgeqwenError as exc:
-            response = error_response(exc)
+            response = refusal(exc) if request.path.startswith(EQP_PREFIX) else error_response(exc)
             if exc.code in CLOSING:
                 response.force_close()
             return response

@@ -77,7 +77,7 @@ class LineOperations:
                 return await self._generate(request, message, request_id, peer)
             return _whole(await self._answer(message, peer), request_id)
         except EdgeqwenError as exc:
-            return _whole(error_members(exc), request_id, error=exc)
+            return refusal(exc, request_id)
 
     async def _answer(self, message: Operation, peer: Peer) -> dict[str, Any]:
         if isinstance(message, (Tokenize, Detokenize)):
@@ -110,11 +110,14 @@ def _no_such_id(_: RequestId) -> int:
     raise BadRequest("over HTTP a request is cancelled by its rid", field="target")
 
 
-def _whole(
-    members: Mapping[str, Any], request_id: RequestId | None, *, error: EdgeqwenError | None = None
-) -> web.Response:
-    return web.Response(
-        body=encode_frame(members, done=True, request_id=request_id),
-        status=200 if error is None else CODES[error.code].http_status,
-        headers={"Content-Type": LINES_TYPE, **({} if error is None else retry_headers(error))},
-    )
+def refusal(error: EdgeqwenError, request_id: RequestId | None = None) -> web.Response:
+    """The response to a request that is answered with an error alone."""
+    response = _whole(error_members(error), request_id)
+    response.set_status(CODES[error.code].http_status)
+    response.headers.update(retry_headers(error))
+    return response
+
+
+def _whole(members: Mapping[str, Any], request_id: RequestId | None) -> web.Response:
+    body = encode_frame(members, done=True, request_id=request_id)
+    return web.Response(body=body, headers={"Content-Type": LINES_TYPE})

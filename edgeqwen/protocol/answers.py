@@ -27,8 +27,10 @@ from edgeqwen.protocol.replies import (
 Emit: TypeAlias = Callable[[dict[str, Any], bool], None]
 """Takes the members of a frame and whether it is the last one."""
 
-FINAL_BYTES: Final = 1024  # what the final frame holds besides the text: id, rid, usage, times, names
-ID_BYTES: Final = 8
+FINAL_BYTES: Final = 1024
+"""What the final frame holds besides the text and what `verbose` adds: id, rid, usage, times, names."""
+
+ID_BYTES: Final = 8  # of a token id in JSON, the comma included, at most
 IDS_PER_FRAME: Final = 1024
 
 
@@ -121,6 +123,7 @@ class Answer:
         self._backlog = Backlog()
         self._choices = [_Choice() for _ in range(form.num_choices)]
         self._num_bytes = 0
+        self._reserved_bytes = FINAL_BYTES
         self._params: Mapping[str, Any] = {}
         self._prompt_ids: Sequence[int] = ()
         self.is_final = False
@@ -129,6 +132,8 @@ class Answer:
         """Effective parameters and prompt of the generation, known once it was accepted."""
         self._params = params
         self._prompt_ids = prompt_ids
+        if self._form.is_verbose:
+            self._reserved_bytes += len(msgspec.json.encode(params)) + ID_BYTES * len(prompt_ids)
 
     def push(self, event: Event) -> None:
         assert not self.is_final, "an event after the terminal one"
@@ -174,9 +179,8 @@ class Answer:
             self._stop()
 
     def _room(self) -> int:
-        """Encoded bytes that the text may still take. An id in the prompt takes at most `ID_BYTES`."""
-        prompt_bytes = ID_BYTES * len(self._prompt_ids) if self._form.is_verbose else 0
-        return self._form.reply_bytes - FINAL_BYTES - prompt_bytes - self._num_bytes
+        """Encoded bytes that the text may still take."""
+        return self._form.reply_bytes - self._reserved_bytes - self._num_bytes
 
     def _finish(self, members: dict[str, Any]) -> None:
         self.is_final = True
