@@ -86,6 +86,12 @@ def test_empty_template_is_none(package_path: Path) -> None:
     assert open_package(package_path).read_template() is None
 
 
+def test_template_that_is_not_utf8_is_named(package_path: Path) -> None:
+    restate(package_path, "chat_template.jinja", b"{{ messages }}\xff")
+    with pytest.raises(ModelInvalid, match=r"chat_template\.jinja: not UTF-8"):
+        open_package(package_path).read_template()
+
+
 def restate(path: Path, name: str, data: bytes) -> None:
     """Replace a file and its size in the manifest."""
     (path / name).write_bytes(data)

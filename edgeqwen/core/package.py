@@ -53,8 +53,12 @@ class Package:
         return tuple(dict.fromkeys([*self.manifest.spec.eos_token_ids, *listed_eos(self.generation_config)]))
 
     def read_template(self) -> str | None:
-        """Source of the chat template; None if the model has none."""
-        return (self.path / TEMPLATE).read_text(encoding="utf-8") or None
+        """Source of the chat template; None if the model has none. Raises `ModelInvalid` if it is not UTF-8."""
+        path = self.path / TEMPLATE
+        try:
+            return _read(path).decode("utf-8") or None
+        except UnicodeDecodeError as error:
+            raise ModelInvalid(f"{path}: not UTF-8; import the model again") from error
 
 
 def open_package(path: Path) -> Package:
