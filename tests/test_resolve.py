@@ -9,9 +9,10 @@ import pytest
 
 from edgeqwen.engine.defaults import SamplingDefaults, read_defaults
 from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.resolve import PromptFacts, ResolveContext, Resolved, check_input, resolve
+from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import BadRequest, EdgeqwenError, ModelInvalid
+from edgeqwen.text import Prompt
 
 NUM_TOKENS = 1000
 MODEL_FILE = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -38,7 +39,7 @@ def run(prompt_len: int = 10, config: dict[str, Any] | None = None, **given: Any
         seed=77,
         arrived_at=50.0,
     )
-    return resolve(GenerationInput(**given), PromptFacts((1,) * prompt_len), at)
+    return resolve(GenerationInput(**given), Prompt((1,) * prompt_len), at)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +196,9 @@ def test_a_prompt_of_ids_without_a_text_is_refused() -> None:
         arrived_at=0.0,
     )
     with pytest.raises(BadRequest, match="below 50"):
-        resolve(GenerationInput(tokens=(50,)), PromptFacts((50,)), at)
+        resolve(GenerationInput(tokens=(50,)), Prompt((50,)), at)
     with pytest.raises(BadRequest, match="no tokens"):
-        resolve(GenerationInput(prompt="x"), PromptFacts(()), at)
+        resolve(GenerationInput(prompt="x"), Prompt(()), at)
 
 
 def test_the_request_carries_what_was_asked_and_the_params_show_it() -> None:

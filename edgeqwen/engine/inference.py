@@ -24,12 +24,13 @@ from edgeqwen.engine.defaults import read_defaults
 from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.prepare import TextThread
-from edgeqwen.engine.resolve import PromptFacts, ResolveContext, Resolved, check_input, resolve
+from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.engine.stats import EngineStats
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import Admission
+from edgeqwen.text import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class Inference:
             return False
         return True
 
-    def _expire(self, given: GenerationInput, prompt: PromptFacts, *, sink: Sink, arrived_at: float) -> Generation:
+    def _expire(self, given: GenerationInput, prompt: Prompt, *, sink: Sink, arrived_at: float) -> Generation:
         """The deadline came before the model: the request is accepted and over at once."""
         rid, waited_ms = self._next_rid(), round(1000 * (self._clock() - arrived_at))
         sink(Started(rid, self._admission.num_queued, len(prompt.ids)))
@@ -206,7 +207,7 @@ class Inference:
     def _accept(
         self,
         given: GenerationInput,
-        prompt: PromptFacts,
+        prompt: Prompt,
         *,
         owner: str,
         sink: Sink,
@@ -221,7 +222,7 @@ class Inference:
         engine.accept(request, sink, echo=echo)
         return Generation(request.rid, request.prompt_ids, resolved.params, self)
 
-    def _resolve(self, given: GenerationInput, prompt: PromptFacts, *, owner: str, arrived_at: float) -> Resolved:
+    def _resolve(self, given: GenerationInput, prompt: Prompt, *, owner: str, arrived_at: float) -> Resolved:
         at = ResolveContext(
             limits=self._limits,
             defaults=self._defaults,

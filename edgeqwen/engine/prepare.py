@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.resolve import PromptFacts, check_ids
+from edgeqwen.engine.resolve import check_ids
 from edgeqwen.engine.settings import ModelFiles
-from edgeqwen.errors import BadRequest, EdgeqwenError
-from edgeqwen.text import PromptBuilder
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.text import Prompt, PromptBuilder
 
 T = TypeVar("T")
 
@@ -23,27 +23,23 @@ class TextThread:
         self._tokenizer = files.tokenizer
         self._builder = None if files.template is None else PromptBuilder(files.tokenizer, files.template)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="text")
-        self._closed = asyncio.Event()
+        self._is_closed = False
 
-    async def prompt(self, given: GenerationInput) -> PromptFacts:
+    async def prompt(self, given: GenerationInput) -> Prompt:
         """The tokens of a checked input's prompt."""
         return await self._run(lambda: self._prompt(given))
 
-    def _prompt(self, given: GenerationInput) -> PromptFacts:
+    def _prompt(self, given: GenerationInput) -> Prompt:
         if given.messages is not None:
             assert self._builder is not None
-            built = self._builder.build(
+            return self._builder.build(
                 given.messages, tools=given.tools, think=given.think, template_kwargs=given.template_kwargs
             )
-            return PromptFacts(built.ids, built.splits_reasoning, built.starts_in_reasoning)
         if given.tokens is not None:
-            return PromptFacts(tuple(given.tokens))
+            return Prompt(tuple(given.tokens))
         assert given.prompt is not None
         # A raw prompt is the caller's own template: the model's markers in it mean what they say.
-        ids = tuple(self._tokenizer.encode(given.prompt, special=True))
-        if not ids:
-            raise BadRequest("prompt has no tokens", field="prompt")
-        return PromptFacts(ids)
+        return Prompt(tuple(self._tokenizer.encode(given.prompt, special=True)))
 
     async def prompt_text(self, given: GenerationInput) -> str:
         """The text of a `generate` prompt, for `echo`."""
@@ -65,22 +61,22 @@ class TextThread:
         return self._tokenizer.decode_bytes(tokens, skip_special=False)
 
     async def _run(self, job: Callable[[], T]) -> T:
-        if self._closed.is_set():
+        if self._is_closed:
             raise EdgeqwenError("the daemon is shutting down", code="draining")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._executor, job)
         except asyncio.CancelledError:
-            if self._closed.is_set() and not is_being_cancelled():
+            if self._is_closed and not _is_being_cancelled():
                 raise EdgeqwenError("the daemon is shutting down", code="draining") from None
             raise
 
     def close(self) -> None:
         """Drop what waits (`draining`); a job that runs is left to end by itself."""
-        self._closed.set()
+        self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def is_being_cancelled() -> bool:
+def _is_being_cancelled() -> bool:
     """The running task was itself cancelled, not just what it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

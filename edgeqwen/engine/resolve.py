@@ -22,18 +22,10 @@ from edgeqwen.engine.defaults import SamplingDefaults
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.text import Prompt
 
 _MAX_SEED = (1 << 63) - 1
 _MAX_COUNT = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFacts:
-    """The tokenised prompt, and where the model stands in it."""
-
-    ids: tuple[int, ...]
-    splits_reasoning: bool = False
-    starts_in_reasoning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +139,7 @@ class ResolveContext:
     arrived_at: float
 
 
-def resolve(given: GenerationInput, prompt: PromptFacts, at: ResolveContext) -> Resolved:
+def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resolved:
     """The request for a checked `given` and its prompt. Raises `EdgeqwenError` (`too_long`) or `BadRequest`."""
     if not prompt.ids:
         raise BadRequest("the prompt has no tokens", field="prompt")

@@ -30,8 +30,8 @@ class Prompt:
     """
 
     ids: tuple[int, ...]
-    splits_reasoning: bool
-    starts_in_reasoning: bool
+    splits_reasoning: bool = False
+    starts_in_reasoning: bool = False
 
 
 class PromptBuilder:
