@@ -467,6 +467,23 @@ def test_linear_scaling_is_read(tmp_path: Path) -> None:
     checkpoint.close()
 
 
+@pytest.mark.parametrize(
+    ("changes", "scaling"),
+    [
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, None),
+        ({"rope__scaling__factor": 4.0}, RopeScaling("linear", 4.0)),
+        ({"rope__scale_linear": 4.0}, RopeScaling("linear", 4.0)),
+        ({"rope__scaling__type": "linear"}, None),
+    ],
+)
+def test_a_factor_scales_unless_the_type_says_none(
+    changes: dict[str, Any], scaling: RopeScaling | None, tmp_path: Path
+) -> None:
+    checkpoint = open_checkpoint(edited(tmp_path / "model.gguf", **changes))
+    assert checkpoint.spec.rope_scaling == scaling
+    checkpoint.close()
+
+
 def test_a_folder_with_several_gguf_files_names_them(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         write_gguf_model(tmp_path / name)

@@ -157,11 +157,11 @@ def _head_dim(fields: Fields, header: GgufHeader, *, num_heads: int, hidden_size
 def _rope_scaling(
     file: DataFile, header: GgufHeader, fields: Fields, *, theta: float, head_dim: int
 ) -> RopeScaling | None:
-    kind = fields.string("rope.scaling.type") or "none"
+    kind = fields.string("rope.scaling.type") or "linear"  # old files give a factor alone
     factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0))
     if kind not in ("none", "linear"):
         raise fields.error("rope.scaling.type", f"is '{kind}'; supported: none, linear")
-    is_linear = factor != 1.0
+    is_linear = kind == "linear" and factor != 1.0
     factors = header.tensors.get(ROPE_FACTORS)
     if factors is None:
         return RopeScaling("linear", factor) if is_linear else None
