@@ -70,12 +70,8 @@ class GgufCheckpoint:
         }
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32Array:
-        tensor = self._stored[name]
-        stop = tensor.shape[0] if stop is None else stop
-        try:
-            return read_rows(tensor.shape, start, stop, lambda first, last: self._decode(name, first, last))
-        except ValueError as e:
-            raise not_finite(self._file.path, name, int(e.args[0])) from e
+        shape, path = self._stored[name].shape, self._file.path
+        return read_rows(shape, start, stop, lambda first, last: self._decode(name, first, last), path=path, name=name)
 
     def read_blocks(self, name: str, start: int = 0, stop: int | None = None) -> BlockTensor | None:
         tensor = self._stored[name]

@@ -39,7 +39,6 @@ class WeightsFile:
     """The external data file: aligned ranges, appended in order. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         self._file = path.open("wb")
         self._size = 0
 

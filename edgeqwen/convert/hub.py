@@ -133,6 +133,13 @@ def pull(
     return pull_huggingface(model_id, settings=settings, revision=revision, progress=report)
 
 
+def pulled(model_id: ModelId, weights: Path, commit: str) -> PulledFolder:
+    """What was got; `weights` is the last of the chosen files: a GGUF file is the model, another is part of a folder."""
+    path = weights if weights.name.endswith(".gguf") else weights.parent
+    name = f"{model_id.repo}:{model_id.file}" if model_id.file else model_id.repo
+    return PulledFolder(path, Source(model_id.hub, name, commit))
+
+
 def is_reachable(endpoint: str, *, timeout_s: float = 3.0) -> bool:
     """Whether a hub answers at `endpoint` in time. A name server or proxy that hangs counts as no."""
     answered = threading.Event()

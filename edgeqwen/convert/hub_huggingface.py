@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from edgeqwen.convert.hub import SIDE_FILES, FileProgress, HubSettings, ModelId, PulledFolder, choose_files
-from edgeqwen.core.model import Source
+from edgeqwen.convert.hub import SIDE_FILES, FileProgress, HubSettings, ModelId, PulledFolder, choose_files, pulled
 from edgeqwen.errors import CannotWrite, EdgeqwenError, ModelMissing
 
 TIMEOUT_S: Final = 10.0
@@ -55,7 +54,7 @@ def _download(model_id: ModelId, settings: HubSettings, revision: str | None, pr
     _fetch(
         model_id, names[0], settings=settings, revision=revision, count=None
     )  # so the cache knows the branch offline
-    return _pulled(model_id, paths[names[-1]], commit)
+    return pulled(model_id, paths[names[-1]], commit)
 
 
 def _fetch(
@@ -93,13 +92,7 @@ def _from_cache(model_id: ModelId, settings: HubSettings, revision: str | None) 
         )
     )
     names = choose_files(model_id, [path.name for path in folder.iterdir()])
-    return _pulled(model_id, folder / names[-1], folder.name)
-
-
-def _pulled(model_id: ModelId, weights: Path, commit: str) -> PulledFolder:
-    path = weights if weights.name.endswith(".gguf") else weights.parent
-    name = f"{model_id.repo}:{model_id.file}" if model_id.file else model_id.repo
-    return PulledFolder(path, Source("hub", name, commit))
+    return pulled(model_id, folder / names[-1], folder.name)
 
 
 class _Counter:

@@ -21,8 +21,7 @@ from typing import Any, Final
 from urllib.parse import quote_plus
 
 from edgeqwen.convert.download import RemoteFile, download, write_error
-from edgeqwen.convert.hub import FileProgress, HubSettings, ModelId, PulledFolder, choose_files
-from edgeqwen.core.model import Source
+from edgeqwen.convert.hub import FileProgress, HubSettings, ModelId, PulledFolder, choose_files, pulled
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 DEFAULT_REVISION: Final = "master"
@@ -58,7 +57,7 @@ def pull_modelscope(
         done += listing.files[name].size
         progress(done / total)
     _remember(root, wanted, folder)
-    return _pulled(model_id, folder / names[-1])
+    return pulled(model_id, folder / names[-1], folder.name)
 
 
 def _report(progress: FileProgress, before: int, total: int, num_bytes: int) -> None:
@@ -116,7 +115,7 @@ def _from_cache(model_id: ModelId, root: Path, revision: str) -> PulledFolder:
         names = choose_files(model_id, [path.name for path in folder.iterdir()])
     except (OSError, ModelMissing) as e:
         raise ModelMissing(f"{model_id.repo} is not in the cache, and HF_HUB_OFFLINE forbids fetching it") from e
-    return _pulled(model_id, folder / names[-1])
+    return pulled(model_id, folder / names[-1], folder.name)
 
 
 def _remember(root: Path, revision: str, folder: Path) -> None:
@@ -125,12 +124,6 @@ def _remember(root: Path, revision: str, folder: Path) -> None:
         (root / f"{_folder_name(revision)}{COMPLETE}").write_text(folder.name, encoding="ascii")
     except OSError as e:
         raise write_error(root, e) from e
-
-
-def _pulled(model_id: ModelId, weights: Path) -> PulledFolder:
-    path = weights if weights.name.endswith(".gguf") else weights.parent
-    name = f"{model_id.repo}:{model_id.file}" if model_id.file else model_id.repo
-    return PulledFolder(path, Source("modelscope", name, weights.parent.name))
 
 
 def _folder_name(revision: str) -> str:

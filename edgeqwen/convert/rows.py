@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +25,19 @@ def decode_plain(raw: NDArray[np.uint8], stored_type: str) -> Float32Array:
 
 
 def read_rows(
-    shape: tuple[int, ...], start: int, stop: int, decode: Callable[[int, int], Float32Array]
+    shape: tuple[int, ...],
+    start: int,
+    stop: int | None,
+    decode: Callable[[int, int], Float32Array],
+    *,
+    path: Path,
+    name: str,
 ) -> Float32Array:
-    """Rows `[start, stop)` put together from `decode(first, last)`, which gives a few rows at a time in any shape.
+    """Rows `[start, stop)` (None: to the end) from `decode(first, last)`, which gives a few at a time in any shape.
 
-    Raises `ValueError` for NaN or infinity, with the index of the row.
+    `path` and `name` are the file and the tensor that `ModelInvalid` names if there is NaN or infinity in them.
     """
+    stop = shape[0] if stop is None else stop
     assert 0 <= start <= stop <= shape[0], (start, stop, shape)
     row_len = int(np.prod(shape[1:], dtype=np.int64))
     rows = np.empty((stop - start, row_len), np.float32)
@@ -40,9 +48,10 @@ def read_rows(
         piece[...] = decode(first, last).reshape(piece.shape)
         is_bad = ~np.isfinite(piece).all(axis=1)
         if is_bad.any():
-            raise ValueError(first + int(np.argmax(is_bad)))
+            raise not_finite(path, name, first + int(np.argmax(is_bad)))
     return rows.reshape(stop - start, *shape[1:])
 
 
-def not_finite(path: object, name: str, row: int) -> ModelInvalid:
+def not_finite(path: Path, name: str, row: int) -> ModelInvalid:
+    """The error for a bad row of a tensor."""
     return ModelInvalid(f"{path}: tensor '{name}' holds NaN or infinity (row {row}): the file is damaged")

@@ -18,7 +18,7 @@ from edgeqwen.convert.checkpoint import (
 )
 from edgeqwen.convert.config_json import read_spec, read_text_files
 from edgeqwen.convert.files import DataFile, Fields, read_json
-from edgeqwen.convert.rows import PIECE_ELEMENTS, decode_plain, not_finite, read_rows
+from edgeqwen.convert.rows import PIECE_ELEMENTS, decode_plain, read_rows
 from edgeqwen.convert.safetensors_header import StoredTensor, read_header
 from edgeqwen.convert.side_files import require
 from edgeqwen.convert.strict import check_tensors
@@ -81,11 +81,8 @@ class SafetensorsCheckpoint:
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Float32Array:
         tensor = self._stored[name]
-        stop = tensor.shape[0] if stop is None else stop
-        try:
-            return read_rows(tensor.shape, start, stop, lambda first, last: _decode(tensor, first, last))
-        except ValueError as e:
-            raise not_finite(tensor.file.path, name, int(e.args[0])) from e
+        shape, path = tensor.shape, tensor.file.path
+        return read_rows(shape, start, stop, lambda first, last: _decode(tensor, first, last), path=path, name=name)
 
     def read_blocks(self, name: str, start: int = 0, stop: int | None = None) -> BlockTensor | None:
         return None
