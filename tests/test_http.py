@@ -526,7 +526,6 @@ async def test_logs_hold_nothing_of_a_malformed_request(wire: Wire, caplog: pyte
 
 
 async def test_busy_has_a_time_to_retry(tmp_path: Path, gate: Gate) -> None:
-
     inference = fake_inference(gate=gate, limits=EngineLimits(per_owner=1))
     async with serve(tmp_path, inference) as wire:
         first, second = await connect(wire), await connect(wire)
@@ -534,6 +533,9 @@ async def test_busy_has_a_time_to_retry(tmp_path: Path, gate: Gate) -> None:
         await until(lambda: inference.stats().running == 1)
         answer = await second.ask("POST", CHAT, {"messages": USER})
         assert (answer.status, answer.json["error"]["type"]) == (429, "rate_limit_error")
+        assert int(answer.headers["retry-after"]) >= 1
+        answer = await second.ask("POST", "/eqp/chat", {"prompt": "x"})
+        assert (answer.status, answer.lines[0]["error"]["code"]) == (429, "quota")
         assert int(answer.headers["retry-after"]) >= 1
         gate.opened.set()
         assert (await first.read()).status == 200

@@ -35,13 +35,12 @@ class FrameQueue:
         self._frames: list[bytes] = []
         self._has_frame = asyncio.Event()
         self.is_done = False
-        self.error_code: str | None = None
+        self.error: Mapping[str, Any] | None = None
 
     def emit(self, members: dict[str, Any], done: bool) -> None:
         self._frames.append(encode_frame(members, done=done, request_id=self._request_id))
         self.is_done = done
-        if "error" in members:
-            self.error_code = members["error"]["code"]
+        self.error = members.get("error")
         self._has_frame.set()
 
     def is_empty(self) -> bool:
@@ -92,8 +91,11 @@ class LineOperations:
         work.start()
         try:
             data = await queue.take()
-            status = 200 if queue.error_code is None else CODES[queue.error_code].http_status
-            response = web.StreamResponse(status=status, headers={"Content-Type": LINES_TYPE})
+            error = queue.error
+            response = web.StreamResponse(headers={"Content-Type": LINES_TYPE})
+            if error is not None:
+                response.set_status(CODES[error["code"]].http_status)
+                response.headers.update(retry_headers(error.get("retry_ms")))
             await response.prepare(request)
             while True:
                 await response.write(data)
@@ -114,7 +116,7 @@ def refusal(error: EdgeqwenError, request_id: RequestId | None = None) -> web.Re
     """The response to a request that is answered with an error alone."""
     response = _whole(error_members(error), request_id)
     response.set_status(CODES[error.code].http_status)
-    response.headers.update(retry_headers(error))
+    response.headers.update(retry_headers(error.retry_ms))
     return response
 
 

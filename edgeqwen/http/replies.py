@@ -24,13 +24,14 @@ def error_body(error: EdgeqwenError) -> bytes:
     return msgspec.json.encode(error_members(error))
 
 
-def retry_headers(error: EdgeqwenError) -> dict[str, str]:
-    return {} if error.retry_ms is None else {"Retry-After": str(max(1, math.ceil(error.retry_ms / 1000)))}
+def retry_headers(retry_ms: int | None) -> dict[str, str]:
+    return {} if retry_ms is None else {"Retry-After": str(max(1, math.ceil(retry_ms / 1000)))}
 
 
 def error_response(error: EdgeqwenError, *, status: int | None = None) -> web.Response:
     status = CODES[error.code].http_status if status is None else status
-    return web.Response(body=error_body(error), status=status, content_type=JSON_TYPE, headers=retry_headers(error))
+    headers = retry_headers(error.retry_ms)
+    return web.Response(body=error_body(error), status=status, content_type=JSON_TYPE, headers=headers)
 
 
 def json_response(members: dict[str, Any], *, status: int = 200) -> web.Response:

@@ -1,8 +1,7 @@
 """One accepted connection: first-byte sniff, timers, back-pressure, end of input.
 
 End of input and a dead peer look the same to a reader: both are an end of file. `is_hung_up` tells them apart. A peer
-that only stopped sending gets its answers, and an empty line whenever `probe_s` passed without output: tools like socat
-give up 0.5 s after their own end of input if nothing comes, and JSON parsers skip blank lines.
+that only stopped sending gets its answers.
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ import asyncio
 from typing import Final, Protocol, cast
 
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.protocol.frames import sniff
+from edgeqwen.protocol.frames import BLANK, sniff
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
 from edgeqwen.server.lines import LineSession
 from edgeqwen.server.operations import Operations
 from edgeqwen.server.peers import is_hung_up, peer_of
-from edgeqwen.server.timers import ReasonTimer, StallWatch
+from edgeqwen.server.timers import PeerWatch, ReasonTimer, StallWatch
 
 FLOOD_FACTOR: Final = 4
 """Replies may pile up to this many times the high water before requests are no longer read."""
@@ -68,9 +67,8 @@ class Connection(asyncio.Protocol):
         self._lines: LineSession | None = None
         self._http: HttpSession | None = None
         self._timer = ReasonTimer()
-        self._probe: asyncio.TimerHandle | None = None
         self._stall: StallWatch
-        self._wrote_at = self._loop.time()
+        self._watch: PeerWatch
         self._is_writable = True
         self._is_reading = True
         self._is_eof = False
@@ -94,6 +92,14 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
         self._transport.set_write_buffer_limits(high=self._limits.high_water_bytes)
         self._stall = StallWatch(self._transport, stall_s=self._limits.stall_s, on_stall=self.abort)
+        self._watch = PeerWatch(
+            self._transport,
+            period_s=self._limits.probe_s,
+            is_needed=lambda: not self._is_over and (self._is_eof or not self._is_reading),
+            needs_sign=lambda: self._is_eof and self._lines is not None and self._is_writable,
+            give_sign=lambda: self._write(b"\n"),
+            on_gone=self.abort,
+        )
         peer = peer_of(transport)
         if peer is None:
             self._turn_away(EdgeqwenError("this user is not served", code="forbidden"))
@@ -124,12 +130,12 @@ class Connection(asyncio.Protocol):
             self.close()
         elif self._http is not None:
             self._http.eof_received()
-            self._schedule_probe(self._limits.probe_s)
+            self._watch.begin()
         elif self._lines is None:
             self.close()
         else:
             self._lines.feed_eof()
-            self._wrote_at = self._loop.time()
+            self._watch.note_sign()
             self._refresh()
         return True
 
@@ -138,8 +144,7 @@ class Connection(asyncio.Protocol):
         self._house.forget(self)
         self._timer.clear()
         self._stall.end()
-        if self._probe is not None:
-            self._probe.cancel()
+        self._watch.end()
         if self._lines is not None:
             self._lines.cancel()
             self._lines.pump()
@@ -187,7 +192,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, data: bytes) -> None:
         """Choose the protocol by the first byte that is not blank."""
-        data = data.lstrip(b" \t\r\n")
+        data = data.lstrip(BLANK)
         wire = sniff(data)
         if wire is None:
             return
@@ -211,7 +216,7 @@ class Connection(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if not self._is_over and not self._transport.is_closing():
             self._transport.write(data)
-            self._wrote_at = self._loop.time()
+            self._watch.note_sign()
 
     def _is_flooded(self) -> bool:
         limit = FLOOD_FACTOR * self._limits.high_water_bytes
@@ -223,10 +228,7 @@ class Connection(asyncio.Protocol):
         if lines is None or self._is_over:
             return
         has_more = lines.take_lines()
-        if lines.fatal_error is not None:
-            self._linger()
-            return
-        if lines.is_closing and not lines.is_busy:
+        if lines.fatal_error is not None or (lines.is_closing and not lines.is_busy):
             self._finish()
             return
         if has_more:
@@ -234,7 +236,7 @@ class Connection(asyncio.Protocol):
         self._set_reading(not (has_more or lines.is_blocked or lines.is_closing))
         self._arm(lines)
         if not self._is_reading or self._is_eof:
-            self._schedule_probe(self._limits.probe_s)
+            self._watch.begin()
 
     def _refresh_soon(self) -> None:
         if not self._is_refreshing:
@@ -288,23 +290,3 @@ class Connection(asyncio.Protocol):
         message = f"line {number} was not completed within {self._limits.partial_line_s:g} s"
         self._lines.fail(EdgeqwenError(message, code="timeout"))
         self._linger()
-
-    def _schedule_probe(self, delay_s: float) -> None:
-        if self._probe is None:
-            self._probe = self._loop.call_later(delay_s, self._on_probe)
-
-    def _on_probe(self) -> None:
-        """While nothing is read: has the peer gone, and must it be told that we have not?"""
-        self._probe = None
-        if self._is_over or (self._is_reading and not self._is_eof):
-            return
-        if is_hung_up(self._transport):
-            self.abort()
-            return
-        due_s = self._limits.probe_s
-        if self._is_eof and self._lines is not None and self._is_writable:
-            due_s = self._wrote_at + self._limits.probe_s - self._loop.time()
-            if due_s <= 0.001:
-                self._write(b"\n")
-                due_s = self._limits.probe_s
-        self._schedule_probe(due_s)
