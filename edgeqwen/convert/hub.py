@@ -134,7 +134,7 @@ def pull(
 
 
 def pulled(model_id: ModelId, weights: Path, commit: str) -> PulledFolder:
-    """What was got; `weights` is the last of the chosen files: a GGUF file is the model, another is part of a folder."""
+    """What was got; `weights` is the last of the chosen files: a GGUF file is a model, another part of a folder."""
     path = weights if weights.name.endswith(".gguf") else weights.parent
     name = f"{model_id.repo}:{model_id.file}" if model_id.file else model_id.repo
     return PulledFolder(path, Source(model_id.hub, name, commit))
