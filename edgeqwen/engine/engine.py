@@ -45,14 +45,18 @@ class Engine:
     def spec(self) -> RuntimeSpec:
         return self._runtime.spec
 
+    @property
+    def num_tokens(self) -> int:
+        """Ids that both model and tokenizer know."""
+        return min(self.spec.num_tokens, self._files.tokenizer.num_tokens)
+
     async def run(self) -> None:
         """Step after step; returns after `close`."""
         await self._loop.run()
 
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
         """Queue a request and say so; `echo` comes first in every choice. Raises what `Scheduler.submit` raises."""
-        num_tokens = min(self.spec.num_tokens, self._files.tokenizer.num_tokens)
-        record = Record(request, sink, files=self._files, num_tokens=num_tokens)
+        record = Record(request, sink, files=self._files, num_tokens=self.num_tokens)
         num_before = self._scheduler.submit(request)
         self._records.add(record, num_before=num_before)
         for choice in range(request.n if echo else 0):

@@ -103,8 +103,7 @@ class Inference:
 
     @property
     def _num_tokens(self) -> int:
-        num_tokens = self._files.tokenizer.num_tokens
-        return num_tokens if self._engine is None else min(num_tokens, self._engine.spec.num_tokens)
+        return self._files.tokenizer.num_tokens if self._engine is None else self._engine.num_tokens
 
     async def start(self) -> None:
         """Load the model; returns when requests run. Raises what the factory raises, and the state is `failed` then.

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias, TypedDict, Unpack
 
 import msgspec
 import numpy as np
@@ -27,6 +27,7 @@ from edgeqwen.errors import ConfigInvalid, RuntimeFailed
 Count = Annotated[int, msgspec.Meta(ge=1)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Sleep: TypeAlias = Callable[[float], None]
 
 _HASH_BITS = (1 << 64) - 1
 _PROGRESS_STEPS = 20
@@ -107,6 +108,16 @@ class _Held:
     num_said: int = 0
 
 
+class FakeOptions(TypedDict, total=False):
+    """What may be given to a `FakeRuntime` beside its script, which goes before."""
+
+    vocab_size: int
+    num_tokens: int | None
+    num_slots: int
+    capacity: int
+    eos: int | None
+
+
 class FakeRuntime:
     """Implements `core.step.Runtime`; see the module. `batches` records every batch it was given, in order.
 
@@ -123,7 +134,7 @@ class FakeRuntime:
         num_slots: int = 8,
         capacity: int = 8192,
         eos: int | None = None,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Sleep = time.sleep,
     ) -> None:
         vocab = script.vocab_size or vocab_size
         self._spec = RuntimeSpec(
@@ -261,15 +272,7 @@ class FakeRuntime:
 
 
 def load_fake(
-    script: FakeScript,
-    progress: Callable[[float], None],
-    *,
-    vocab_size: int = 151936,
-    num_tokens: int | None = None,
-    num_slots: int = 8,
-    capacity: int = 8192,
-    eos: int | None = None,
-    sleep: Callable[[float], None] = time.sleep,
+    script: FakeScript, progress: Callable[[float], None], *, sleep: Sleep = time.sleep, **options: Unpack[FakeOptions]
 ) -> FakeRuntime:
     """A `FakeRuntime` after `load_s`, with `progress` told on the way. Raises `RuntimeFailed` if the script says so."""
     for done in range(_PROGRESS_STEPS):
@@ -279,15 +282,7 @@ def load_fake(
     if script.fail_load is not None:
         raise RuntimeFailed(script.fail_load)
     progress(1.0)
-    return FakeRuntime(
-        script,
-        vocab_size=vocab_size,
-        num_tokens=num_tokens,
-        num_slots=num_slots,
-        capacity=capacity,
-        eos=eos,
-        sleep=sleep,
-    )
+    return FakeRuntime(script, sleep=sleep, **options)
 
 
 def _is_listed(step: int, steps: int | tuple[int, ...]) -> bool:
