@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeqwen.convert.sources import open_checkpoint
+from edgeqwen.errors import ModelInvalid
 from tests.checkpoints import write_gguf_model, write_safetensors_model
 
 PROGRAM = """
@@ -53,3 +55,9 @@ def test_a_local_checkpoint_needs_no_network_and_writes_nothing(kind: str, tmp_p
         check=False,
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "qwen3 []\n", "")
+
+
+def test_a_package_is_told_from_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    with pytest.raises(ModelInvalid, match="is a model package already: serve it"):
+        open_checkpoint(tmp_path)

@@ -51,7 +51,6 @@ class Scheduler:
         self._sizer = ChunkSizer(max_chunk=spec.max_chunk, shared_s=shared_chunk_s, alone_s=alone_chunk_s)
         self._slots = SlotTable(spec.num_slots, spec.capacity)
         self._groups: dict[str, Group] = {}
-        self._started_at: dict[str, float] = {}
         self._waiting: deque[Sequence] = deque()
         self._prefilling: Sequence | None = None
         self._decoding: dict[int, Sequence] = {}
@@ -143,8 +142,7 @@ class Scheduler:
             self._prefilling = sequence
             group = self._groups[sequence.request.rid]
             if not group.has_started:
-                group.has_started = True
-                self._started_at[sequence.request.rid] = now
+                group.started_at = now
                 self._admission.start()
         return self._prefilling
 
@@ -274,8 +272,7 @@ class Scheduler:
         if not group.is_over:
             return
         del self._groups[request.rid]
-        started_at = self._started_at.pop(request.rid, None)
-        service_s = None if started_at is None else now - started_at
+        service_s = None if group.started_at is None else now - group.started_at
         self._admission.remove(request.owner, has_started=group.has_started, service_s=service_s)
 
     def check(self) -> None:

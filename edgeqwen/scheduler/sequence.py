@@ -59,15 +59,19 @@ class Sequence:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """The sequences of one request."""
+    """The sequences of one request; `started_at` is when the first of them had its first step."""
 
     request: Request
     sequences: list[Sequence] = field(default_factory=list)
-    has_started: bool = False
+    started_at: float | None = None
 
     def donor(self) -> Sequence | None:
         """A choice whose slot holds the whole prompt, so that another need not compute it."""
         return next((each for each in self.sequences if each.state is State.DECODING), None)
+
+    @property
+    def has_started(self) -> bool:
+        return self.started_at is not None
 
     @property
     def is_over(self) -> bool:

@@ -113,7 +113,7 @@ def _sentencepiece(steps: list[Mapping[str, Any]], *, file: str) -> SentencePiec
                 pass
             case _:
                 raise ModelInvalid(
-                    f"{file}: decoder step {step['type']} is not supported; convert the model with a byte-level or "
+                    f"{file}: decoder step {step['type']} is not supported; take a model with a byte-level or "
                     "sentencepiece (Replace, ByteFallback, Fuse, Strip) decoder"
                 )
     has_bytes = any(step["type"] == "ByteFallback" for step in steps)

@@ -69,7 +69,7 @@ class Tokenizer:
         try:
             data = Path(path).read_bytes()
         except FileNotFoundError as e:
-            raise ModelMissing(f"{path}: no such file; convert the model again") from e
+            raise ModelMissing(f"{path}: no such file; import the model again") from e
         except OSError as e:
             raise ModelInvalid(f"{path}: cannot be read ({e.strerror})") from e
         return cls.from_bytes(data, file=str(path))
