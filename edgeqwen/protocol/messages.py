@@ -248,7 +248,12 @@ def convert(members: Mapping[str, Any], kind: type[Any]) -> Any:
 _AT: Final = re.compile(r" - at `\$\.?(.*)`$")
 _UNKNOWN: Final = re.compile(r"^Object contains unknown field `(.*)`$", re.DOTALL)
 _MISSING: Final = re.compile(r"^Object missing required field `(.*)`$")
-_EXPECTED: Final = re.compile(r"^Expected `(.*)`, got `(.*)`$")
+_EXPECTED: Final = re.compile(r"^Expected `(.*)`, got `.*`$")
+_KINDS: Final = {
+    "str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "an array",
+    "object": "an object",
+}  # fmt: skip
+"""msgspec's names of JSON's kinds, in the words that the checks of ranges use too."""
 
 
 def _describe(text: str) -> BadRequest:
@@ -262,8 +267,8 @@ def _describe(text: str) -> BadRequest:
         path = _join(path, missing[1])
         return BadRequest(f"{path} is missing", field=path)
     if expected := _EXPECTED.match(text):
-        kinds = expected[1].replace(" | null", "").replace(" | ", " or ")
-        return BadRequest(f"{path} must be {kinds}, not {expected[2]}", field=path)
+        kinds = expected[1].removesuffix(" | null").split(" | ")
+        return BadRequest(f"{path} must be {' or '.join(_KINDS.get(kind, kind) for kind in kinds)}", field=path)
     return BadRequest(f"{path} is not valid", field=path or None)
 
 
