@@ -57,7 +57,7 @@ class HttpFront:
             check_source(request)
             return await self._route(request, peer)
         except EdgeqwenError as exc:
-            response = refusal(exc) if request.path.startswith(EQP_PREFIX) else error_response(exc)
+            response = _refusal(request, exc)
             if exc.code in CLOSING:
                 response.force_close()
             return response
@@ -69,7 +69,8 @@ class HttpFront:
             raise EdgeqwenError("there is nothing at this path", code="not_found")
         if request.method != ("POST" if is_post else "GET"):
             error = EdgeqwenError("this path does not take this method", code="bad_request")
-            response = error_response(error, status=405)
+            response = _refusal(request, error)
+            response.set_status(405)
             response.headers["Allow"] = "POST" if is_post else "GET"
             return response
         if path == CHAT_PATH:
@@ -84,3 +85,8 @@ class HttpFront:
     def _models(self) -> web.Response:
         model = {"id": self._inference.model_name, "object": "model", "created": self._created, "owned_by": "edgeqwen"}
         return json_response({"object": "list", "data": [model]})
+
+
+def _refusal(request: web.BaseRequest, error: EdgeqwenError) -> web.Response:
+    """In the form that the path's clients read."""
+    return refusal(error) if request.path.startswith(EQP_PREFIX) else error_response(error)

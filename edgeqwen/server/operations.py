@@ -36,6 +36,7 @@ from edgeqwen.server.work import Work
 
 NUM_REMEMBERED: Final = 4096
 MAX_CHOICES: Final = 8
+"""More are refused at submission; an answer is made before that and must not cost what was asked for."""
 
 
 def generation_input(message: Generation) -> GenerationInput:
