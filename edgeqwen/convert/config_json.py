@@ -74,9 +74,7 @@ def read_text_files(folder: Path, config: Fields) -> TextFiles:
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     tokenizer_config = read_tokenizer_config(folder)
     generation = read_generation_config(folder)
-    eos = _eos_token_ids(
-        folder, config, Fields(folder / "generation_config.json", generation), tokenizer, tokenizer_config
-    )
+    eos = _eos_token_ids(config, Fields(folder / "generation_config.json", generation), tokenizer, tokenizer_config)
     notes = [] if (folder / "generation_config.json").exists() else ["generation_config.json is missing: no defaults"]
     template = find_chat_template(folder, tokenizer_config)
     if template is None:
@@ -106,21 +104,22 @@ def special_text(tokenizer_config: Fields | None, name: str) -> str | None:
 
 
 def _eos_token_ids(
-    folder: Path, config: Fields, generation: Fields, tokenizer: LoadedTokenizer, tokenizer_config: Fields | None
+    config: Fields, generation: Fields, tokenizer: LoadedTokenizer, tokenizer_config: Fields | None
 ) -> tuple[int, ...]:
     """Of `generation_config.json`, else of `config.json`, else the `eos_token` of the tokenizer."""
-    named = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")
+    path = config.path.with_name("tokenizer.json")
     source = generation if token_ids(generation, "eos_token_id") else config
+    named = token_ids(source, "eos_token_id")
     for each in named:
         if each >= tokenizer.num_tokens:
             raise ModelInvalid(
-                f"{folder / 'tokenizer.json'} has {tokenizer.num_tokens:,} tokens, but {source.path.name} names the "
+                f"{path} has {tokenizer.num_tokens:,} tokens, but {source.path.name} names the "
                 f"end token {each}: they belong to different models"
             )
     text = special_text(tokenizer_config, "eos_token")
     if text is not None and text not in tokenizer.ids:
         raise ModelInvalid(
-            f"{folder / 'tokenizer.json'} lacks the token '{text}' that tokenizer_config.json names as 'eos_token': "
+            f"{path} lacks the token '{text}' that tokenizer_config.json names as 'eos_token': "
             "they belong to different models"
         )
     if not named and text is not None:

@@ -110,7 +110,7 @@ class GraphBuilder:
         offset, length = self._weights.append(pieces)
         expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         assert length == expected, f"{name}: wrote {length} bytes of {expected}"
-        self._initializers[name] = _external(name, dtype, shape, offset, length)
+        self._initializers[name] = _external(name, dtype, shape, offset=offset, length=length)
         return name
 
     def alias(self, name: str, existing: str, shape: Sequence[int]) -> str:
@@ -119,7 +119,7 @@ class GraphBuilder:
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if entries:
-            copy = _external(name, np.dtype(dtype), shape, int(entries["offset"]), int(entries["length"]))
+            copy = _external(name, np.dtype(dtype), shape, offset=int(entries["offset"]), length=int(entries["length"]))
         else:
             copy = numpy_helper.from_array(numpy_helper.to_array(tensor).reshape(shape), name)
         self._initializers[name] = copy
@@ -143,7 +143,7 @@ class GraphBuilder:
         onnx.save(model, str(path))
 
 
-def _external(name: str, dtype: np.dtype[Any], shape: Sequence[int], offset: int, length: int) -> onnx.TensorProto:
+def _external(name: str, dtype: np.dtype[Any], shape: Sequence[int], *, offset: int, length: int) -> onnx.TensorProto:
     tensor = onnx.TensorProto(name=name, data_type=_TYPES[dtype], dims=list(shape), data_location=TensorProto.EXTERNAL)
     for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
         entry = tensor.external_data.add()

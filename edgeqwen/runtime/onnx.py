@@ -122,7 +122,7 @@ class OnnxRuntime:
             wanted.append(np.arange(count - chunk.num_logits, count, dtype=np.int64) + row * width)
         if ids.max() >= self._spec.vocab_size or ids.min() < 0:  # the quantised embedding reads without a check
             raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
-        logits = self._run(first, ids, new, ends, np.concatenate(wanted))
+        logits = self._run(first, ids, new=new, ends=ends, wanted=np.concatenate(wanted))
         for chunk in chunks:
             self._lengths[chunk.slot] = chunk.stop
         bounds = np.cumsum([chunk.num_logits for chunk in chunks])[:-1]
@@ -163,7 +163,16 @@ class OnnxRuntime:
         for arena in self._arenas.values():
             arena.close()
 
-    def _run(self, first: int, ids: NDArray[np.int64], new: Any, ends: Any, wanted: NDArray[np.int64]) -> Logits:
+    def _run(
+        self,
+        first: int,
+        ids: NDArray[np.int64],
+        *,
+        new: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        wanted: NDArray[np.int64],
+    ) -> Logits:
+        """Logits of the rows `wanted` of `ids` `[slots, width]`, slots from `first` on; `new` and `ends` by slot."""
         binding = self._binding(first, len(ids))
         inputs = {
             "input_ids": ids,
