@@ -84,6 +84,10 @@ DAMAGED = {
         build({"a": entry(shape=(1, 1, 2, 2, 2))}, DATA),
         r"gives tensor 'a' the shape \[1, 1, 2, 2, 2\]",
     ),
+    "a hundred thousand dimensions": (
+        build({"a": entry(shape=(9,) * 100_000)}, DATA),
+        "gives tensor 'a' the shape of 100,000 dimensions; 1 to 4",
+    ),
     "no dimension": (build({"a": entry(shape=(), offsets=(0, 4))}, bytes(4)), r"gives tensor 'a' the shape \[\]"),
     "member missing": (
         build({"a": {"dtype": "F32"}}, DATA),

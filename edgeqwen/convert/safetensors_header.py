@@ -73,6 +73,9 @@ def _extent(file: DataFile, name: str, info: Any) -> tuple[int, int]:
     bits = (8 * READABLE.get(dtype, 0) or OTHER_TYPES.get(dtype, 0)) if isinstance(dtype, str) else 0
     if not bits:
         raise _error(file, f"stores tensor '{name}' in the unknown type {str(dtype)[:40]!r}")
+    if isinstance(shape, list) and not 1 <= len(shape) <= MAX_DIMS:  # before they are multiplied
+        shown = shape if len(shape) < 2 * MAX_DIMS else f"of {len(shape):,} dimensions"
+        raise _error(file, f"gives tensor '{name}' the shape {shown}; 1 to {MAX_DIMS} dimensions are possible")
     numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
     if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in numbers):
         raise _error(file, f"describes tensor '{name}' with a shape or offsets that are not whole numbers")
@@ -107,8 +110,8 @@ def _tensor(file: DataFile, name: str, info: dict[str, Any], start: int) -> Stor
     dtype, shape = info["dtype"], tuple(info["shape"])
     if dtype not in READABLE:
         raise _error(file, f"stores tensor '{name}' in type {dtype}; supported: {', '.join(READABLE)}")
-    if not 1 <= len(shape) <= MAX_DIMS or 0 in shape:
-        raise _error(file, f"gives tensor '{name}' the shape {list(shape)}")
+    if 0 in shape:
+        raise _error(file, f"gives tensor '{name}' the empty shape {list(shape)}")
     return StoredTensor(file, shape, dtype, start + info["data_offsets"][0])
 
 
