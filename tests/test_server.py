@@ -714,6 +714,14 @@ async def test_health_is_answered_while_a_step_runs(tmp_path: Path, gate: Gate) 
         await busy.read_final()
 
 
+@pytest.mark.parametrize("start", [b"get", b"[", b"\x16\x03\x01", b"\xef\xbb\xbf{"])
+async def test_a_first_byte_of_no_protocol_is_answered_before_the_line_ends(tmp_path: Path, start: bytes) -> None:
+    async with serve(tmp_path, None, WireLimits(partial_line_s=600.0)) as wire:
+        client = await wire.connect()
+        client.write(start)
+        assert [frame["error"]["code"] for frame in await client.read_all()] == ["bad_json"]
+
+
 async def test_deadline_ends_an_answer(tmp_path: Path) -> None:
     async with serve(tmp_path, fake_inference(LONG, step_s=0.01)) as wire:
         client = await wire.connect()

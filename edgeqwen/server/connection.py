@@ -10,7 +10,7 @@ import asyncio
 from typing import Final, Protocol, cast
 
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.protocol.frames import BLANK, sniff
+from edgeqwen.protocol.frames import BLANK, not_an_object, sniff
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
@@ -210,7 +210,10 @@ class Connection(asyncio.Protocol):
             is_flooded=self._is_flooded,
             on_change=self._refresh_soon,
         )
-        self._lines.feed(data)
+        if wire == "json":
+            self._lines.feed(data)
+        else:
+            self._lines.fail(not_an_object(1))
         self._refresh()
 
     def _write(self, data: bytes) -> None:
