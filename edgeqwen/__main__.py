@@ -13,7 +13,7 @@ def main() -> NoReturn:
 
         command.main()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(130)  # a literal: the interrupt may have come before the module that names it was imported
 
 
 if __name__ == "__main__":

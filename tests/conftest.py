@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
+
+from tests.wire import Gate, Wire, serve
 
 ON_UVLOOP = {"test_server", "test_http", "test_client"}
 """Tests of sockets run on the loop that the daemon runs on: loops differ in what they tell of a dying connection."""
@@ -51,3 +54,18 @@ def _fresh_floating_point_mode() -> Iterator[None]:
     ctypes.CDLL(None).fesetenv(FRESH)
     yield
     ctypes.CDLL(None).fesetenv(FRESH)
+
+
+@pytest.fixture
+async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
+    """A server with a scripted engine, for tests that need nothing special of either."""
+    async with serve(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Closed at first; opened at the end, so that no engine thread stays behind."""
+    gate = Gate()
+    yield gate
+    gate.opened.set()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,19 +99,6 @@ class HttpClient:
 async def connect(wire: Wire) -> HttpClient:
     client = await wire.connect()
     return HttpClient(client.reader, client.writer)
-
-
-@pytest.fixture
-async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    async with serve(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.opened.set()
 
 
 # OpenAI's chat completions.

@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +22,6 @@ from edgeqwen.server import operations, peers
 from tests.wire import Gate, Wire, WireClient, fake_inference, serve, until
 
 LONG = "x" * 2000
-
-
-@pytest.fixture
-async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    async with serve(tmp_path) as running:
-        yield running
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    """Closed at first; opened at the end, so that no engine thread stays behind."""
-    gate = Gate()
-    yield gate
-    gate.opened.set()
 
 
 async def is_idle(wire: Wire) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeqwen.cli.places import SYSTEM_SOCKET, models_folder, socket_to_listen_on
+
+if TYPE_CHECKING:
+    from edgeqwen.daemon import DaemonOptions
 
 
 @click.command("serve", short_help="Load a model and serve it on a Unix socket.")
@@ -55,7 +58,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     )
 
 
-def run(options: Any) -> int:
+def run(options: DaemonOptions) -> int:
     """The event loop, from start to end."""
     import logging
     import sys

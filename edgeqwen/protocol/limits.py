@@ -1,4 +1,4 @@
-"""Limits of the wire. All are configuration; `hello` shows those that a client can run into."""
+"""Limits of the wire. The configuration sets some; `hello` shows those that a client can run into."""
 
 from __future__ import annotations
 
