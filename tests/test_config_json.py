@@ -249,3 +249,12 @@ def test_a_damaged_json_file_is_named(name: str, content: str, tmp_path: Path) -
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelInvalid, match=name.replace(".", r"\.")):
         open_checkpoint(tmp_path)
+
+
+def test_a_tokenizer_that_makes_the_library_panic_is_named(tmp_path: Path) -> None:
+    write_safetensors_model(tmp_path)
+    tokenizer = tiny_tokenizer_json()
+    tokenizer["model"]["continuing_subword_prefix"] = "é"
+    write_json(tmp_path / "tokenizer.json", tokenizer)
+    with pytest.raises(ModelInvalid, match=r"tokenizer\.json is not a tokenizer file"):
+        open_checkpoint(tmp_path)

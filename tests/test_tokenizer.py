@@ -201,6 +201,7 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> bytes:
     [
         (b"{", "is not a tokenizer.json"),
         (b"\xff", "is not a tokenizer.json"),
+        (changed(lambda t: t["model"].update(continuing_subword_prefix="é")), "is not a tokenizer.json"),  # a panic
         (byte_level_file(decoder=None), "no decoder"),
         (byte_level_file(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "WordPiece"),
         (changed(lambda t: t["decoder"]["decoders"].append(CTC)), "CTC"),

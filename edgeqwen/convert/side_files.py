@@ -45,7 +45,9 @@ def load_tokenizer(path: Path, data: bytes | None = None) -> LoadedTokenizer:
         data = read_small(path)
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as e:  # the library raises bare Exception
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the library raises bare Exception, or panics, which is no Exception
         raise ModelInvalid(f"{path} is not a tokenizer file: {str(e)[:200]}") from e
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if not ids:

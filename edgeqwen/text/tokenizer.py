@@ -79,8 +79,10 @@ class Tokenizer:
         """From the content of a tokenizer.json; `file` is what errors call it."""
         try:
             rust = RustTokenizer.from_str(data.decode())
-        except Exception as e:
-            # The library raises bare Exception for whatever a broken file causes.
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as e:
+            # For what a broken file causes the library raises bare Exception, or panics, which is no Exception.
             raise ModelInvalid(f"{file}: is not a tokenizer.json of the tokenizers library") from e
         return cls(rust, file=file)
 
