@@ -212,7 +212,9 @@ def test_private_folder_below_a_world_writable_one_is_fine(folder: Path) -> None
     (folder / "open").mkdir()
     (folder / "open").chmod(0o1777)
     (folder / "open" / "mine").mkdir(mode=0o700)
-    bind_socket(folder / "open" / "mine" / "s.sock").close()
+    bound = bind_socket(folder / "open" / "mine" / "s.sock")
+    assert (folder / "open" / "mine" / "s.sock").is_socket()
+    bound.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -316,7 +316,10 @@ def test_shards_behind_links_are_read(tmp_path: Path) -> None:
     (tmp_path / "snapshot").mkdir()
     for path in (tmp_path / "blobs").iterdir():
         (tmp_path / "snapshot" / path.name).symlink_to(path)
-    open_checkpoint(tmp_path / "snapshot").close()
+    linked, direct = (open_checkpoint(tmp_path / folder) for folder in ("snapshot", "blobs"))
+    assert np.array_equal(linked.read(EMBEDDING), direct.read(EMBEDDING))
+    linked.close()
+    direct.close()
 
 
 def test_the_first_missing_file_is_named(tmp_path: Path) -> None:
