@@ -18,13 +18,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from edgeqwen.core.package import WEIGHTS
+
 MICROSOFT: Final = "com.microsoft"
 OPSET: Final = 21
 MICROSOFT_OPSET: Final = 1
 IR_VERSION: Final = 10
 ALIGNMENT: Final = 4096
 EXTERNAL_FROM_BYTES: Final = 16384
-WEIGHTS_FILE: Final = "weights.bin"
 
 _TYPES: Final = {
     np.dtype(np.float32): TensorProto.FLOAT,
@@ -145,7 +146,7 @@ class GraphBuilder:
 
 def _external(name: str, dtype: np.dtype[Any], shape: Sequence[int], *, offset: int, length: int) -> onnx.TensorProto:
     tensor = onnx.TensorProto(name=name, data_type=_TYPES[dtype], dims=list(shape), data_location=TensorProto.EXTERNAL)
-    for key, value in (("location", WEIGHTS_FILE), ("offset", offset), ("length", length)):
+    for key, value in (("location", WEIGHTS), ("offset", offset), ("length", length)):
         entry = tensor.external_data.add()
         entry.key, entry.value = key, str(value)
     return tensor

@@ -17,14 +17,14 @@ import onnx
 from edgeqwen import __version__
 from edgeqwen.convert.checkpoint import Checkpoint
 from edgeqwen.convert.decoder import DecoderGraph
-from edgeqwen.convert.graph import WEIGHTS_FILE, GraphBuilder, WeightsFile
+from edgeqwen.convert.graph import GraphBuilder, WeightsFile
 from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import make_linears
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, Quant, Source, WeightForm
-from edgeqwen.core.package import GENERATION_CONFIG, GRAPH, MANIFEST, TEMPLATE, TOKENIZER, open_package
+from edgeqwen.core.package import GENERATION_CONFIG, GRAPH, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, open_package
 from edgeqwen.errors import ModelInvalid
 
 Target = Literal["any", "vnni", "arm"]
@@ -67,7 +67,7 @@ def import_model(
 
 
 def _write_graph(checkpoint: Checkpoint, folder: Path, *, quant: Quant, form: WeightForm, progress: Progress) -> None:
-    with WeightsFile(folder / WEIGHTS_FILE) as weights:
+    with WeightsFile(folder / WEIGHTS) as weights:
         builder = GraphBuilder(weights)
         linears = make_linears(quant, builder, checkpoint, weight_form=form)
         DecoderGraph(builder, checkpoint, linears, progress=progress).build()
@@ -109,9 +109,9 @@ def _digest(path: Path) -> str:
 def _check(folder: Path) -> None:
     """Open what was written as a daemon would, and see that each external tensor lies inside the weights file."""
     package = open_package(folder)
-    size = package.manifest.sizes[WEIGHTS_FILE]
+    size = package.manifest.sizes[WEIGHTS]
     graph = onnx.load(str(package.graph_path), load_external_data=False)
     for tensor in graph.graph.initializer:
         place = {entry.key: entry.value for entry in tensor.external_data}
         if place and int(place["offset"]) + int(place["length"]) > size:
-            raise ModelInvalid(f"{folder / WEIGHTS_FILE}: tensor {tensor.name} lies outside the file")
+            raise ModelInvalid(f"{folder / WEIGHTS}: tensor {tensor.name} lies outside the file")

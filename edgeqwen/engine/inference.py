@@ -173,8 +173,13 @@ class Inference:
         return self._accept(given, prompt, owner=owner, sink=sink, arrived_at=arrived_at, echo=echo)
 
     def _check_state(self, given: GenerationInput) -> None:
+        if self.state != "loading" or given.wait is False:
+            self.check_ready()
+
+    def check_ready(self) -> None:
+        """Raise what keeps requests from running now: `loading`, `draining` or `engine`."""
         match self.state:
-            case "loading" if given.wait is False:
+            case "loading":
                 raise EdgeqwenError("model loading", code="loading", retry_ms=LOADING_RETRY_MS)
             case "draining":
                 raise EdgeqwenError("the daemon is shutting down", code="draining")

@@ -34,10 +34,9 @@ from edgeqwen.runtime.arena import Arena, ArenaShape
 from edgeqwen.runtime.kernel_check import needs_precise_kernel
 from edgeqwen.runtime.session import KINDS, first_line, has_shape, open_session, session_options
 
-MAX_CHUNK: Final = 256
+MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import edgeqwen
 from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.inference import LOADING_RETRY_MS, Inference
+from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.metrics import resident_bytes
 from edgeqwen.protocol.answers import AnswerForm, Emit
@@ -153,14 +153,8 @@ class Operations:
         return members
 
     def _ready(self) -> dict[str, Any]:
-        match self._inference.state:
-            case "ready":
-                return {"ok": True, "model": self._inference.model_name, "quant": self._inference.quant}
-            case "loading":
-                raise EdgeqwenError("model loading", code="loading", retry_ms=LOADING_RETRY_MS)
-            case "draining":
-                raise EdgeqwenError("the daemon is shutting down", code="draining")
-        raise EdgeqwenError("the model could not be loaded, or its engine broke down", code="engine")
+        self._inference.check_ready()
+        return {"ok": True, "model": self._inference.model_name, "quant": self._inference.quant}
 
     def _stats(self) -> dict[str, Any]:
         stats = self._inference.stats()
