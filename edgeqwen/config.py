@@ -72,9 +72,15 @@ class LimitsTable:
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """`runtime` is `onnx` or `fake:SCRIPT` (scripted answers, for tests)."""
+    """`runtime` is `onnx` or `fake:SCRIPT` (scripted answers, for tests).
+
+    `speculation` guesses tokens ahead where an answer repeats what stands before it. `deterministic` keeps to one graph
+    and no guessing, for quantisations whose last bits depend on the number of rows.
+    """
 
     runtime: str = "onnx"
+    speculation: bool = True
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,16 +178,19 @@ def _table_names() -> str:
 def _parsed(text: str, kind: type, name: str) -> Value:
     """The value of an environment variable for a key of type `kind`."""
     try:
+        if kind is bool:
+            return _BOOLS[text.lower()]
         if kind is int:
             return int(text)
         if kind is float:
             return float(text)
-    except ValueError:
+    except (KeyError, ValueError):
         raise ConfigInvalid(f"{name}: {text!r} is not {_KIND_NAMES[kind]}") from None
     return text
 
 
-_KIND_NAMES = {int: "a whole number", float: "a number", str: "text"}
+_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def _checked(setting: _Setting) -> Any:

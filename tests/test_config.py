@@ -32,6 +32,13 @@ def test_environment_key_may_hold_underscores() -> None:
     assert load(None, {"EDGEQWEN_LIMITS_CONNECTIONS_PER_UID": "7"}, {}).limits.connections_per_uid == 7
 
 
+@pytest.mark.parametrize(("text", "value"), [("true", True), ("1", True), ("False", False), ("0", False)])
+def test_environment_says_true_and_false_in_words_and_digits(text: str, value: bool) -> None:
+    assert load(None, {"EDGEQWEN_ENGINE_DETERMINISTIC": text}, {}).engine.deterministic is value
+    with pytest.raises(ConfigInvalid, match="EDGEQWEN_ENGINE_SPECULATION: 'maybe' is not true or false"):
+        load(None, {"EDGEQWEN_ENGINE_SPECULATION": "maybe"}, {})
+
+
 def test_whole_number_does_for_a_float(tmp_path: Path) -> None:
     config = load(write(tmp_path, "[service]\ndrain_s = 3\n"), {}, {})
     assert config.service.drain_s == 3.0
@@ -51,6 +58,7 @@ def test_whole_number_does_for_a_float(tmp_path: Path) -> None:
         ('[kv]\nslots = "2"\n', "kv.slots"),
         ("[socket]\npath = 3\n", "socket.path"),
         ("[service]\ndrain_s = nan\n", "service.drain_s"),
+        ("[engine]\nspeculation = 1\n", "engine.speculation"),
         ("[kv\n", "edgeqwen.toml"),
         ("x = " + "[" * 100_000, "edgeqwen.toml"),
     ],

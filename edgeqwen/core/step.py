@@ -53,6 +53,8 @@ class StepResult:
 class RuntimeSpec:
     """What a runtime offers: `num_slots` slots of `capacity` tokens, logits of `vocab_size`, of which `num_tokens`
     real.
+
+    `row_costs` says what was found by timing: (rows of one sequence in a step, seconds), rising; empty if nothing was.
     """
 
     num_slots: int
@@ -61,6 +63,7 @@ class RuntimeSpec:
     num_tokens: int
     kv_bytes_per_token: int
     max_chunk: int
+    row_costs: tuple[tuple[int, float], ...] = ()
 
 
 class Runtime(Protocol):
