@@ -3,7 +3,8 @@
 * denormals as zero: masked scores run through exp into denormals, which cost a quarter of the attention's time;
 * `force_spinning_stop`: threads spin inside a step, where it saves 15 %, and sleep between steps, so idling costs
   nothing;
-* thread counts are always explicit: left to itself onnxruntime pins to cores that may not be ours;
+* thread counts are always explicit: left to itself onnxruntime pins to cores that may not be ours. Where its threads
+  are placed (`affinities`), the calling thread is not: whoever runs the session places that;
 * `x64quantprecision` only where it is needed: it makes signed 8-bit products exact on processors whose usual kernel
   saturates, and makes them twelve times slower everywhere else.
 """
@@ -22,8 +23,10 @@ MESSAGE_LEN = 300
 KINDS: Final = ("key", "value")
 
 
-def session_options(num_threads: int, *, is_precise: bool = False) -> ort.SessionOptions:
-    """The settings of the header, for `num_threads` threads in all."""
+def session_options(num_threads: int, *, is_precise: bool = False, affinities: str | None = None) -> ort.SessionOptions:
+    """The settings of the header, for `num_threads` threads in all. `affinities` places all but the calling thread:
+    logical processors counted from 1, a semicolon between threads, a comma between the processors of one.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.inter_op_num_threads = 1
@@ -31,6 +34,8 @@ def session_options(num_threads: int, *, is_precise: bool = False) -> ort.Sessio
     options.log_severity_level = 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    if affinities is not None:
+        options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
     if is_precise:
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
