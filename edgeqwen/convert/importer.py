@@ -22,7 +22,6 @@ from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import make_linears
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
-from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, Quant, Source, WeightForm
 from edgeqwen.core.package import GENERATION_CONFIG, GRAPH, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, open_package
 from edgeqwen.errors import ModelInvalid
@@ -72,8 +71,7 @@ def _write_graph(checkpoint: Checkpoint, folder: Path, *, quant: Quant, form: We
         linears = make_linears(quant, builder, checkpoint, weight_form=form)
         DecoderGraph(builder, checkpoint, linears, progress=progress).build()
         builder.save(folder / GRAPH)
-    if quant == "int8":
-        write_kernel_check(folder / KERNEL_CHECK, form)
+    write_kernel_check(folder)
 
 
 def _write_side_files(checkpoint: Checkpoint, folder: Path) -> None:

@@ -1,8 +1,11 @@
-"""Proof at load that this processor multiplies the package's integers rightly.
+"""Proof at load that this processor multiplies the package's quantised weights rightly.
 
 On x86 with AVX2 but without VNNI the kernel for signed weights adds products in 16 bits, which saturate: answers are
-wrong by a fifth and nothing says so. A package therefore carries a tiny graph with one product of extreme values, in
-the same weight form as its layers; here its result is compared with exact arithmetic before the real graph is loaded.
+wrong by a fifth and nothing says so. A package therefore carries a graph with one product of extreme values for each
+kernel it uses; here the results are compared with exact arithmetic before the real graphs are loaded.
+
+onnxruntime can be told to turn signed weights into unsigned ones at load (`x64quantprecision`), which mends that, but
+only where they are weights: two activations multiplied with each other stay wrong.
 """
 
 from __future__ import annotations
@@ -14,44 +17,82 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime as ort
 
-from edgeqwen.core.kernel import DEPTH, check_weights
-from edgeqwen.core.model import WeightForm
+from edgeqwen.core.kernel import (
+    ACTIVATIONS,
+    CODES,
+    SIGNED_WEIGHTS,
+    UNSIGNED_WEIGHTS,
+    Kernel,
+    RowKernel,
+    check_codes,
+    exact_weights,
+    parse_kernel,
+    row_weights,
+    tolerances,
+)
 from edgeqwen.errors import ModelInvalid
-from edgeqwen.runtime.session import open_session, session_options
+from edgeqwen.runtime.session import first_line, open_session, session_options
 
 ROWS: Final = (1, 5, 64)
+"""One row, few and many: each has a kernel of its own somewhere."""
 
 logger = logging.getLogger(__name__)
 
 
-def needs_precise_kernel(path: Path, form: WeightForm) -> bool:
-    """Whether the products of the check graph at `path` are exact only with onnxruntime's slow, exact kernel.
+def needs_precise_kernel(path: Path) -> bool:
+    """Whether the products of the check graph at `path` are right only with onnxruntime's rewritten weights.
 
-    Raises `ModelInvalid` if they are wrong with both.
+    A package without such a graph has no quantised products. Raises `ModelInvalid` if some are wrong with both.
     """
-    if is_exact(path, session_options(1)):
+    if not path.exists() or not wrong_kernels(path):
         return False
-    if not is_exact(path, session_options(1, is_precise=True)):
+    if wrong := wrong_kernels(path, is_precise=True):
+        names = " and ".join(str(kernel) for kernel in wrong)
+        advice = "--target any" if all(kernel == RowKernel("signed") for kernel in wrong) else "another --quant"
         raise ModelInvalid(
-            f"{path.parent}: this processor multiplies the package's {form} 8-bit weights wrongly; "
-            "import the model again with --target any"
+            f"{path.parent}: this processor multiplies {names} wrongly; import the model again with {advice}"
         )
     logger.warning(
-        "%s: made for a processor with VNNI, which this one is not: it is run exactly but slowly; "
+        "%s: made for a processor with VNNI, which this one is not: its weights are rewritten at every load; "
         "import the model again with --target any",
         path.parent,
     )
     return True
 
 
-def is_exact(path: Path, options: ort.SessionOptions) -> bool:
-    """Whether the check graph, run for few and many rows, gives exact products under these options."""
+def wrong_kernels(path: Path, *, is_precise: bool = False) -> tuple[Kernel, ...]:
+    """Kernels of the check graph whose products, of one, few or many rows, are not what they must be."""
+    return find_wrong(path, session_options(1, is_precise=is_precise))
+
+
+def find_wrong(path: Path, options: ort.SessionOptions) -> tuple[Kernel, ...]:
+    """`wrong_kernels` under any options. Raises `ModelInvalid` if the graph is not such a check or does not run."""
     session: Any = open_session(path, options)
-    weights = check_weights().astype(np.int64)
-    for rows in ROWS:
-        codes = (255 - np.arange(rows * DEPTH) % 3).astype(np.uint8).reshape(rows, DEPTH)
-        exact = (codes.astype(np.int64) - 128) @ weights
-        (got,) = session.run(None, {"codes": codes})
-        if not np.array_equal(got, exact.astype(np.float32)):
-            return False
-    return True
+    wrong: dict[Kernel, None] = {}
+    try:
+        kernels = [parse_kernel(output.name) for output in session.get_outputs()]
+        wanted = {argument.name for argument in session.get_inputs()}
+        for rows in ROWS:
+            codes = check_codes(rows)
+            values = _inputs(codes)
+            results = session.run(None, {name: values[name] for name in wanted})
+            for kernel, result in zip(kernels, results, strict=True):
+                if not _is_right(kernel, codes, result):
+                    wrong[kernel] = None
+    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+        raise ModelInvalid(f"{path}: not a check of kernels: {first_line(error)}; import the model again") from error
+    return tuple(wrong)
+
+
+def _inputs(codes: Any) -> dict[str, Any]:
+    return {
+        CODES: codes,
+        ACTIVATIONS: codes.astype(np.float32) - 128,
+        SIGNED_WEIGHTS: row_weights("signed"),
+        UNSIGNED_WEIGHTS: row_weights("unsigned"),
+    }
+
+
+def _is_right(kernel: Kernel, codes: Any, result: Any) -> bool:
+    exact = (codes.astype(np.int64) - 128) @ exact_weights(kernel)
+    return result.shape == exact.shape and bool((np.abs(result - exact) <= tolerances(kernel)).all())

@@ -85,8 +85,7 @@ class OnnxRuntime:
         cls, package: Package, options: OnnxOptions, progress: Callable[[float], None] = lambda _: None
     ) -> OnnxRuntime:
         """Load a package and warm up; raises `ModelInvalid` if its graph cannot be run (rightly) on this machine."""
-        check = package.path / KERNEL_CHECK
-        is_precise = check.exists() and needs_precise_kernel(check, package.manifest.weight_form)
+        is_precise = needs_precise_kernel(package.path / KERNEL_CHECK)
         progress(0.1)
         session = open_session(package.graph_path, session_options(options.num_threads, is_precise=is_precise))
         progress(0.8)

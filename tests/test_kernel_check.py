@@ -1,0 +1,178 @@
+"""The check of kernels at load: what it covers, that it passes here, and that a wrong product does not get through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from edgeqwen.convert.kernel_graph import check_model, kernels_of
+from edgeqwen.core.kernel import (
+    DEPTH,
+    KERNEL_CHECK,
+    WIDTH,
+    BlockKernel,
+    Kernel,
+    RowKernel,
+    block_codes,
+    check_codes,
+    exact_weights,
+    parse_kernel,
+    row_weights,
+    tolerances,
+)
+from edgeqwen.core.model import Quant
+from edgeqwen.core.package import GRAPH
+from edgeqwen.errors import ModelInvalid
+from edgeqwen.runtime.kernel_check import ROWS, find_wrong, needs_precise_kernel, wrong_kernels
+from edgeqwen.runtime.session import session_options
+from tests.models import tiny_package
+
+KERNELS: list[Kernel] = [
+    RowKernel("signed"),
+    RowKernel("unsigned"),
+    RowKernel("signed", is_computed=True),
+    RowKernel("unsigned", is_computed=True),
+    *(BlockKernel(bits, size, has) for bits in (4, 8) for size in (16, 32, 64, 128, 256) for has in (False, True)),
+]
+
+
+def write_check(folder: Path, kernels: list[Kernel], **changes: NDArray[Any]) -> Path:
+    """A check graph, constants in it replaced."""
+    model = check_model(kernels)
+    for tensor in model.graph.initializer:
+        if tensor.name in changes:
+            tensor.CopyFrom(numpy_helper.from_array(changes[tensor.name], tensor.name))
+    onnx.save(model, str(folder / KERNEL_CHECK))
+    return folder / KERNEL_CHECK
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_name_of_a_kernel_is_read_back(kernel: Kernel) -> None:
+    assert parse_kernel(kernel.name) == kernel
+
+
+@pytest.mark.parametrize("name", ["", "rows", "rows-other", "blocks-3-32", "blocks-4-x", "rows-signed-zeros", "logits"])
+def test_name_of_no_kernel_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="unknown kernel"):
+        parse_kernel(name)
+
+
+def test_check_multiplies_the_largest_activations_with_the_largest_weights() -> None:
+    codes, weights = check_codes(3), row_weights("signed")
+    assert (codes[1] == 255).all()
+    assert (codes.min(), codes.max()) == (1, 255)
+    assert (weights[:, 0] == 127).all()
+    assert (weights[:, 1] == -127).all()
+    assert (weights.min(), weights.max()) == (-127, 127)
+    assert (row_weights("unsigned").astype(int) - 128 == weights).all()
+    for bits in (4, 8):
+        assert (block_codes(bits)[0] == (1 << bits) - 1).all()
+        assert (block_codes(bits)[1] == 0).all()
+
+
+def test_activations_reach_the_end_of_the_grid_in_every_block() -> None:
+    blocks = (check_codes(64).astype(int) - 128).reshape(64, DEPTH // 16, 16)
+    assert (np.abs(blocks).max(axis=-1) == 127).all()
+
+
+def test_exact_results_are_whole_numbers_that_float32_holds() -> None:
+    for kernel in KERNELS:
+        largest = 127 * (np.abs(exact_weights(kernel)) + 128).sum(axis=0).max()
+        assert largest < 1 << 24
+
+
+def test_sums_of_pairs_in_16_bits_would_be_told() -> None:
+    """What an x86 processor without VNNI does with signed weights: each pair of products saturates."""
+    codes, weights = check_codes(1).astype(np.int64), exact_weights(RowKernel("signed"))
+    products = (codes[0][:, None] * weights).reshape(DEPTH // 2, 2, WIDTH).sum(axis=1)
+    saturated = np.clip(products, -32768, 32767).sum(axis=0) - 128 * weights.sum(axis=0)
+    exact = (codes[0] - 128) @ weights
+    assert (np.abs(saturated - exact) > np.abs(exact).max() / 5).any()
+
+
+def test_every_kernel_that_can_be_made_exact_is_right_here(tmp_path: Path) -> None:
+    precise = [kernel for kernel in KERNELS if not (isinstance(kernel, RowKernel) and kernel.is_computed)]
+    assert wrong_kernels(write_check(tmp_path, precise), is_precise=True) == ()
+
+
+@pytest.mark.parametrize("kernel", [RowKernel("signed"), RowKernel("unsigned")], ids=lambda kernel: kernel.name)
+def test_integer_product_that_is_one_off_is_told(kernel: RowKernel, tmp_path: Path) -> None:
+    weights = row_weights(kernel.form).copy()
+    weights[17, 5] ^= 1
+    path = write_check(tmp_path, [kernel], **{f"{kernel.name}.weights": weights})
+    assert wrong_kernels(path) == (kernel,)
+    with pytest.raises(ModelInvalid, match="--target any" if kernel.form == "signed" else "another --quant"):
+        needs_precise_kernel(path)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_block_product_with_a_shifted_zero_point_is_told_and_others_are_not(bits: int, tmp_path: Path) -> None:
+    shifted, right = BlockKernel(bits, 32, has_zero_points=True), BlockKernel(bits, 32)
+    zeros = np.full((WIDTH, DEPTH // 32 * bits // 8), 0x99 if bits == 4 else 0x81, np.uint8)
+    path = write_check(tmp_path, [right, shifted], **{f"{shifted.name}.zeros": zeros})
+    assert wrong_kernels(path) == (shifted,)
+    with pytest.raises(ModelInvalid, match=f"{bits}-bit weights in blocks of 32 wrongly.*another --quant"):
+        needs_precise_kernel(path)
+
+
+def test_block_products_may_be_off_by_what_rounding_activations_to_8_bits_can_do() -> None:
+    for kernel in KERNELS:
+        if isinstance(kernel, BlockKernel):
+            weights = exact_weights(kernel)
+            assert (tolerances(kernel) == np.abs(weights).sum(axis=0)).all()  # one step of [-127, 127] for each
+            assert tolerances(kernel).max() < 0.02 * np.abs(weights.T * 127).sum(axis=1).max()
+
+
+@pytest.mark.parametrize(
+    ("quant", "kernels"),
+    [
+        ("fp32", set()),
+        ("int8", {RowKernel("unsigned"), BlockKernel(8, 32)}),
+        ("int4", {BlockKernel(4, 32), BlockKernel(8, 32)}),
+    ],
+)
+def test_package_checks_the_kernels_that_its_graph_uses(quant: Quant, kernels: set[Kernel]) -> None:
+    package = tiny_package("qwen3", quant)
+    used = set(kernels_of(onnx.load(str(package / GRAPH), load_external_data=False).graph))
+    assert used == kernels
+    assert (package / KERNEL_CHECK).exists() == bool(kernels)
+    if kernels:
+        checked = onnx.load(str(package / KERNEL_CHECK)).graph.output
+        assert {parse_kernel(output.name) for output in checked} == kernels
+    assert needs_precise_kernel(package / KERNEL_CHECK) is False
+
+
+def test_product_of_two_activations_is_a_kernel_of_its_own() -> None:
+    graph = onnx.parser.parse_graph("""
+        products (uint8[r, 64] a, int8[1, 8, 64] keys, float[64, 8] values, float scale, uint8 zero)
+            => (int32[r, 8] scores, int32[r, 8] mixed)
+        {
+            turned = Transpose <perm = [0, 2, 1]> (keys)
+            codes = QuantizeLinear (values, scale, zero)
+            scores = MatMulInteger (a, turned, zero)
+            mixed = MatMulInteger (a, codes, zero, zero)
+        }
+    """)
+    assert list(kernels_of(graph)) == [
+        RowKernel("signed", is_computed=True),
+        RowKernel("unsigned", is_computed=True),
+    ]
+
+
+def test_graph_that_is_no_check_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelInvalid, match=f"{GRAPH}: not a check of kernels: unknown kernel"):
+        find_wrong(tiny_package("qwen3", "fp32") / GRAPH, session_options(1))
+    (tmp_path / KERNEL_CHECK).write_bytes(b"noise")
+    with pytest.raises(ModelInvalid, match=KERNEL_CHECK):
+        needs_precise_kernel(tmp_path / KERNEL_CHECK)
+
+
+def test_all_numbers_of_rows_are_tried() -> None:
+    assert min(ROWS) == 1
+    assert max(ROWS) >= 64
