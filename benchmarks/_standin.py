@@ -1,6 +1,6 @@
 """A model folder of Qwen3-0.6B's exact shape with random weights, and its GGUF forms: right for speed and memory.
 
-    python benchmarks/_standin.py OUT_DIR [--layers 28]
+    python -m benchmarks._standin OUT_DIR [--layers 28]
 
 Speed does not depend on the values; text does, and is noise. Needs no torch. The tokenizer is made up: only its size
 counts.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from typing import Any
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from edgeqwen.convert.checkpoint import expected_tensors
 from edgeqwen.core.model import ModelSpec
@@ -79,6 +76,8 @@ def write_folder(out: Path, spec: ModelSpec) -> None:
                 file.write(encode(piece, "BF16"))
     (out / "config.json").write_text(json.dumps(config_json(spec)))
     (out / "tokenizer.json").write_text(json.dumps(tokenizer(spec)))
+    beside = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "!", "pad_token": "!"}
+    (out / "tokenizer_config.json").write_text(json.dumps(beside))
 
 
 def tokenizer(spec: ModelSpec) -> dict[str, Any]:

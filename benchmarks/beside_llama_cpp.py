@@ -20,8 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _standin import standin_spec, write_folder, write_gguf
-
+from benchmarks._standin import standin_spec, write_folder, write_gguf
 from edgeqwen.convert.importer import import_model
 from edgeqwen.core.model import Quant
 from edgeqwen.cpu import read_processor

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from _standin import standin_spec, write_folder
+from benchmarks._standin import standin_spec, write_folder
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "peers"
 SAMPLE_S = 0.01

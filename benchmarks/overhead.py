@@ -14,12 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import uvloop
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.runtime.fake import FakeScript

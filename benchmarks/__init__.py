@@ -1,0 +1,1 @@
+"""Programs that measure: `scripts/benchmark NAME`, or `python -m benchmarks.NAME` from the checkout."""
