@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
-from edgeqwen.cpu import check_processor, read_processor, usable_cores
+from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz
 from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
 
@@ -28,12 +28,11 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """`num_threads` 0 means as many as there are usable cores."""
+    """Tokens of a prompt, tokens generated after it, and by how many at once."""
 
     num_prompt: int = 128
     num_decode: int = 64
     num_streams: int = 1
-    num_threads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +45,16 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What one run says, as one JSON object."""
+    """What one run says, as one JSON object. `cpus` is empty if threads run wherever the process may; `clock_mhz` is
+    that right after the measurement, None where the kernel does not say.
+    """
 
     model: str
     quant: str
     weight_form: str
     threads: int
+    prefill_threads: int
+    cpus: str
     prompt: int
     decode: int
     streams: int
@@ -60,23 +63,23 @@ class BenchReport:
     load_s: float
     rss_bytes: int
     cpu: str
+    clock_mhz: int | None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def bench(path: Path, options: BenchOptions, clock: Clock = time.perf_counter) -> BenchReport:
+def bench(
+    path: Path, options: BenchOptions, *, processor: Processor, threads: ThreadPlan, clock: Clock = time.perf_counter
+) -> BenchReport:
     """Load the package at `path` and measure; raises what loading raises."""
-    processor = read_processor()
-    check_processor(processor)
     package = open_package(path)
-    num_threads = options.num_threads or usable_cores()
     began_at = clock()
-    runtime = _load(package, options, num_threads)
+    runtime = _load(package, options, threads)
     load_s = clock() - began_at
     try:
         speeds = measure(runtime, options, clock)
-        rss_bytes = resident_bytes()
+        rss_bytes, frequency = resident_bytes(), clock_mhz()
     finally:
         runtime.close()
     manifest = package.manifest
@@ -84,7 +87,9 @@ def bench(path: Path, options: BenchOptions, clock: Clock = time.perf_counter) -
         model=manifest.name,
         quant=manifest.quant,
         weight_form=manifest.weight_form,
-        threads=num_threads,
+        threads=threads.decode.num_threads,
+        prefill_threads=threads.prefill.num_threads,
+        cpus=threads.to_dict()["cpus"],
         prompt=options.num_prompt,
         decode=options.num_decode,
         streams=options.num_streams,
@@ -92,17 +97,18 @@ def bench(path: Path, options: BenchOptions, clock: Clock = time.perf_counter) -
         decode_tok_s=round(speeds.decode_tok_s, 1),
         load_s=round(load_s, 3),
         rss_bytes=rss_bytes,
-        cpu=" ".join([processor.machine, *processor.features]),
+        cpu=" ".join(filter(None, [processor.name, processor.machine, *processor.features])),
+        clock_mhz=frequency,
     )
 
 
-def _load(package: Package, options: BenchOptions, num_threads: int) -> Runtime:
+def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> Runtime:
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
     needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
     if needed > most:
         raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
-    return OnnxRuntime.load(package, OnnxOptions(options.num_streams, needed, num_threads), lambda _: None)
+    return OnnxRuntime.load(package, OnnxOptions(options.num_streams, needed, threads.decode.num_threads))
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

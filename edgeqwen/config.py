@@ -43,9 +43,14 @@ class SocketTable:
 
 @dataclass(frozen=True, slots=True)
 class CpuTable:
-    """`threads` 0 means as many as there are usable cores."""
+    """`threads` are those of a step; `decode_threads` and `prefill_threads` if the two kinds of step differ; 0 means as
+    the thread plan finds best. `cpus` is a list such as `0-3,8`; empty means all that the process may use.
+    """
 
     threads: int = _key(0, least=0, most=1024)
+    decode_threads: int = _key(0, least=0, most=1024)
+    prefill_threads: int = _key(0, least=0, most=1024)
+    cpus: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,13 @@ class EngineTable:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTable:
-    """`drain_s` is how long running answers may take to end after SIGTERM."""
+    """`drain_s` is how long running answers may take to end after SIGTERM. `state_dir` keeps what was measured of this
+    machine, `cache_dir` what may be lost; empty means the default place of the user who runs.
+    """
 
     drain_s: float = _key(10.0, least=0.0, most=3600.0)
+    state_dir: str = ""
+    cache_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)

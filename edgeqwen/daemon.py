@@ -26,7 +26,7 @@ from typing import Final
 from edgeqwen.config import Config
 from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import check_processor, read_processor, usable_cores
+from edgeqwen.cpu import ThreadPlan, place_calling_thread
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.errors import EXIT_INTERRUPTED, ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
@@ -45,11 +45,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """`package_path` is a package folder; for a fake runtime it needs the text files only."""
+    """`package_path` is a package folder; for a fake runtime it needs the text files only. `threads` compute the steps.
+    `state_dir` and `cache_dir` may not exist yet.
+    """
 
     config: Config
     package_path: Path
     socket_path: Path
+    threads: ThreadPlan
+    state_dir: Path
+    cache_dir: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +103,11 @@ class StopRequest:
 async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
-    check_processor(read_processor())
     model = open_model(options)
     inference = Inference(
         runtime_factory=model.runtime_factory,
         model=model.files,
         limits=engine_limits(config),
-        speculates=config.engine.speculation and not config.engine.deterministic,
         clock=time.monotonic,
         seed_source=lambda: secrets.randbits(SEED_BITS),
     )
@@ -203,26 +206,29 @@ def _open_package_model(options: DaemonOptions) -> Model:
         generation_defaults=package.generation_config,
         eos_token_ids=package.eos_token_ids,
     )
-    return Model(files, lambda progress: _load_onnx(package, options.config, progress))
+    return Model(files, lambda progress: _load_onnx(package, options, progress))
 
 
 def _template(source: str | None) -> ChatTemplate | None:
     return None if source is None else ChatTemplate(source)
 
 
-def _load_onnx(package: Package, config: Config, progress: Callable[[float], None]) -> Runtime:
+def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[float], None]) -> Runtime:
     """On the engine thread, where the native library is imported too: the socket listens before that."""
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
-    most = package.manifest.spec.max_position
-    if config.kv.context > most:
-        raise ConfigInvalid(f"kv.context: {config.kv.context} is above what the model can do, {most}")
-    options = OnnxOptions(
-        num_slots=config.kv.slots,
-        capacity=config.kv.context or min(most, MAX_DEFAULT_CONTEXT),
-        num_threads=config.cpu.threads or usable_cores(),
+    kv, most = options.config.kv, package.manifest.spec.max_position
+    if kv.context > most:
+        raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
+    threads = options.threads.decode
+    wanted = OnnxOptions(
+        num_slots=kv.slots,
+        capacity=kv.context or min(most, MAX_DEFAULT_CONTEXT),
+        num_threads=threads.num_threads,
     )
-    return OnnxRuntime.load(package, options, progress)
+    runtime = OnnxRuntime.load(package, wanted, progress)
+    place_calling_thread(threads.calling_cpus)
+    return runtime
 
 
 def _open_fake_model(options: DaemonOptions) -> Model:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from edgeqwen.cli.places import models_folder
+from edgeqwen.cli.threads import checked_processor, planned_threads, thread_options
 
 
 @click.command("bench", short_help="Measure speed, load time and memory of a package.")
@@ -15,14 +16,16 @@ from edgeqwen.cli.places import models_folder
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "num_decode", type=click.IntRange(1), default=64, show_default=True, help="Generated tokens.")
 @click.option("--streams", "num_streams", type=click.IntRange(1, 256), default=1, show_default=True, help="At once.")
-@click.option("--threads", "num_threads", type=click.IntRange(0), default=0, help="Default: the usable cores.")
+@thread_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of words.")
-def command(package: str, *, as_json: bool, **options: Any) -> None:
+def command(package: str, *, threads: int, cpus: str, as_json: bool, **options: Any) -> None:
     """Measure prompt and decode speed, load time and memory of PACKAGE (a folder or a name)."""
+    processor, plan = checked_processor(), planned_threads(threads=threads, cpus=cpus)
     from edgeqwen.bench import BenchOptions, bench
     from edgeqwen.core.package import resolve_model
 
-    report = bench(resolve_model(package, models_folder()), BenchOptions(**options)).to_dict()
+    path = resolve_model(package, models_folder())
+    report = bench(path, BenchOptions(**options), processor=processor, threads=plan).to_dict()
     if as_json:
         click.echo(json.dumps(report))
         return

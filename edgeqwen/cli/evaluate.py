@@ -10,6 +10,7 @@ import click
 
 from edgeqwen.cli.places import models_folder
 from edgeqwen.cli.progress import progress_bar
+from edgeqwen.cli.threads import checked_processor, planned_threads, thread_options
 
 if TYPE_CHECKING:
     from edgeqwen.evaluate import EvalReport
@@ -23,10 +24,17 @@ FILE = click.Path(path_type=Path)
 @click.option("--against", help="Package to compare with: KL divergence, agreement of the likeliest token.")
 @click.option("--ids", "ids_path", type=FILE, help="Token ids (.npy, 1-D) to write logits for, instead of measuring.")
 @click.option("--logits", "logits_path", type=FILE, help="Where: float32 [tokens, vocabulary] (.npy).")
-@click.option("--threads", type=click.IntRange(0), default=0, help="Default: the usable cores.")
+@thread_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
-    package: str, *, ids_path: Path | None, logits_path: Path | None, threads: int, as_json: bool, **measuring: Any
+    package: str,
+    *,
+    ids_path: Path | None,
+    logits_path: Path | None,
+    threads: int,
+    cpus: str,
+    as_json: bool,
+    **measuring: Any,
 ) -> None:
     """Perplexity of PACKAGE (a folder or a name), and its distance from another of the same vocabulary.
 
@@ -38,12 +46,12 @@ def command(
     counted  English and code together; Chinese is shown beside them
     """
     from edgeqwen.core.package import resolve_model
-    from edgeqwen.cpu import check_processor, read_processor, usable_cores
 
-    check_processor(read_processor())
+    checked_processor()
     if (ids_path is None) != (logits_path is None):
         raise click.UsageError("--ids and --logits go together")
-    path, num_threads = resolve_model(package, models_folder()), threads or usable_cores()
+    num_threads = planned_threads(threads=threads, cpus=cpus).decode.num_threads
+    path = resolve_model(package, models_folder())
     if ids_path is not None and logits_path is not None:
         from edgeqwen.evaluate import write_logits
 

@@ -14,6 +14,7 @@ SOCKET_VARIABLE = "EDGEQWEN_SOCKET_PATH"
 """The daemon's own variable for `socket.path`; the clients read it too, so one setting does for both."""
 
 SYSTEM_SOCKET = Path("/run/edgeqwen/edgeqwen.sock")
+SYSTEM_STATE = Path("/var/lib/edgeqwen")
 
 socket_option = click.option(
     "--socket",
@@ -29,6 +30,31 @@ def models_folder() -> Path:
     from edgeqwen.core.package import models_dir
 
     return models_dir(os.environ, is_root=os.geteuid() == 0)
+
+
+def state_folder(configured: str, environ: Mapping[str, str], *, is_root: bool) -> Path:
+    """Where the daemon keeps what should outlast it: as configured, else what systemd made for the service
+    ($STATE_DIRECTORY), else the user's state directory (XDG); root: /var/lib/edgeqwen.
+    """
+    if chosen := configured or first_directory(environ.get("STATE_DIRECTORY", "")):
+        return Path(chosen)
+    if is_root:
+        return SYSTEM_STATE
+    folder = environ.get("XDG_STATE_HOME", "")
+    if not folder.startswith("/"):  # the XDG specification: a relative path is to be ignored
+        folder = f"{environ.get('HOME', '')}/.local/state"
+    return Path(folder) / "edgeqwen"
+
+
+def cache_folder(configured: str, environ: Mapping[str, str], state: Path) -> Path:
+    """Where the daemon keeps what may be lost: as configured, else $CACHE_DIRECTORY, else below `state`."""
+    chosen = configured or first_directory(environ.get("CACHE_DIRECTORY", ""))
+    return Path(chosen) if chosen else state / "cache"
+
+
+def first_directory(listed: str) -> str:
+    """The first of the directories that systemd made, which it lists with colons in between (systemd.exec(5))."""
+    return listed.split(":", maxsplit=1)[0]
 
 
 def user_socket(environ: Mapping[str, str], *, is_root: bool) -> Path | None:

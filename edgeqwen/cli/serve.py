@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgeqwen.cli.places import SYSTEM_SOCKET, models_folder, socket_to_listen_on
+from edgeqwen.cli.places import (
+    SYSTEM_SOCKET,
+    SYSTEM_STATE,
+    cache_folder,
+    models_folder,
+    socket_to_listen_on,
+    state_folder,
+)
+from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, checked_processor, planned_threads
 
 if TYPE_CHECKING:
     from edgeqwen.daemon import DaemonOptions
@@ -25,7 +34,14 @@ if TYPE_CHECKING:
 @click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
 @click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
 @click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
-@click.option("--threads", type=int, metavar="N", help="Default: the usable cores.")
+@click.option("--threads", type=int, metavar="N", help=THREADS_HELP)
+@click.option("--cpus", metavar="LIST", help=CPUS_HELP)
+@click.option(
+    "--state-dir",
+    metavar="DIR",
+    help=f"Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/edgeqwen; root: {SYSTEM_STATE}.",
+)
+@click.option("--cache-dir", metavar="DIR", help="Default: $CACHE_DIRECTORY, else `cache` in the state directory.")
 @click.option(
     "--config",
     "config_path",
@@ -44,8 +60,14 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
         "context": "kv.context",
         "slots": "kv.slots",
         "threads": "cpu.threads",
+        "cpus": "cpu.cpus",
+        "state_dir": "service.state_dir",
+        "cache_dir": "service.cache_dir",
     }
     config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
+    checked_processor()
+    threads = planned_threads(**dataclasses.asdict(config.cpu))
+    state = state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0)
     from edgeqwen.core.package import resolve_model
     from edgeqwen.daemon import DaemonOptions
 
@@ -54,6 +76,9 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
             config=config,
             package_path=resolve_model(config.model.package, models_folder()),
             socket_path=socket_to_listen_on(config.socket.path),
+            threads=threads,
+            state_dir=state,
+            cache_dir=cache_folder(config.service.cache_dir, os.environ, state),
         )
     )
 

@@ -30,7 +30,6 @@ class Engine:
         *,
         files: ModelFiles,
         admission: Admission,
-        speculates: bool,
         clock: Callable[[], float],
     ) -> None:
         self._runtime = runtime
@@ -38,9 +37,7 @@ class Engine:
         self._admission = admission
         self._clock = clock
         self._retired = asyncio.Event()
-        self._scheduler = Scheduler(
-            runtime.spec, admission=admission, eos_token_ids=files.eos_token_ids, speculates=speculates
-        )
+        self._scheduler = Scheduler(runtime.spec, admission=admission, eos_token_ids=files.eos_token_ids)
         self._records = Records(self._scheduler, on_retired=self._retired.set)
         self._loop = StepLoop(runtime, thread, scheduler=self._scheduler, records=self._records, clock=clock)
 
@@ -116,12 +113,11 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
-        records, loop, drafting = self._records, self._loop, self._scheduler.drafting
+        records, loop = self._records, self._loop
         return EngineStats(
             running=self._admission.num_running,
             queued=self._admission.num_queued,
             kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token,
             tok_s={"prefill": round(loop.prefill_rate.per_s, 1), "decode": round(loop.decode_rate.per_s, 1)},
             totals={"requests": records.num_accepted, "errors": records.num_failed, "tokens": records.num_tokens},
-            speculation={"drafted": drafting.num_drafted, "accepted": drafting.num_accepted},
         )

@@ -49,4 +49,3 @@ class GenerationInput:
     echo: bool | None = None
     deadline_ms: int | None = None
     wait: bool | None = None
-    speculate: bool | None = None

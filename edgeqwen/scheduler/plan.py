@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -28,10 +27,6 @@ class StepPlan:
     sequences: tuple[tuple[str, int], ...]
     is_prefill: bool
     copy: SlotCopy | None = None
-
-
-Outcome: TypeAlias = Sequence[int | EdgeqwenError]
-"""What came of one chunk: its tokens, an error of a row last of all, or nothing (a chunk without logits)."""
 
 
 @dataclass(frozen=True, slots=True)
