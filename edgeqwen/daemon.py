@@ -108,6 +108,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
         runtime_factory=model.runtime_factory,
         model=model.files,
         limits=engine_limits(config),
+        speculates=config.engine.speculation and not config.engine.deterministic,
         clock=time.monotonic,
         seed_source=lambda: secrets.randbits(SEED_BITS),
     )

@@ -120,6 +120,7 @@ def make_rig(
     defaults: Mapping[str, Any] | None = None,
     limits: EngineLimits | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
+    speculates: bool = True,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rig:
@@ -147,6 +148,7 @@ def make_rig(
         model=files,
         limits=limits or EngineLimits(),
         seed_source=lambda: next(seeds),
+        speculates=speculates,
         clock=clock,
     )
     return Rig(inference, tokenizer, runtimes)

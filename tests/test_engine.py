@@ -243,7 +243,7 @@ async def test_a_hang_stops_neither_deadlines_nor_cancellations() -> None:
 
 async def test_a_deadline_comes_true_for_a_running_and_for_a_queued_request() -> None:
     async with running(FakeScript(tokens=ids("Hello"), loop=True, step_s=0.002, num_slots=1)) as rig:
-        _, first = await rig.submit(deadline_ms=60, ignore_eos=True)
+        _, first = await rig.submit(deadline_ms=60, ignore_eos=True, speculate=False)
         _, second = await rig.submit(deadline_ms=30)
         done = await second.done()
         assert done.finishes == ("deadline",)
@@ -263,7 +263,7 @@ async def test_deadlines_are_on_the_engines_clock() -> None:
 
     script = FakeScript(tokens=ids("Hello"), loop=True, step_s=1.0)
     async with running(script, sleep=pass_time, clock=lambda: now[0]) as rig:
-        done, _ = await rig.run(deadline_ms=5500)
+        done, _ = await rig.run(deadline_ms=5500, speculate=False)
         assert done.finishes == ("deadline",)
         assert (done.usage.completion, done.ms.ttft, done.ms.total) == (6, 1000, 6000)
 

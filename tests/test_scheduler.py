@@ -16,6 +16,7 @@ from edgeqwen.core.step import Chunk, RuntimeSpec
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import (
     Admission,
+    Outcome,
     RequestFailed,
     Scheduler,
     SchedulerEvent,
@@ -25,7 +26,6 @@ from edgeqwen.scheduler import (
     TokenDrawn,
 )
 from edgeqwen.scheduler.chunking import FIRST_CHUNK, MIN_CHUNK, ChunkSizer
-from edgeqwen.scheduler.scheduler import Outcome
 from edgeqwen.scheduler.sequence import TRANSITIONS, State
 from edgeqwen.scheduler.sequence import Sequence as Seq
 
@@ -53,8 +53,18 @@ def launch(scheduler: Scheduler, now: float = 0.0) -> StepPlan:
 def finish_step(
     scheduler: Scheduler, plan: StepPlan, token: int = 1, *, duration_s: float = 0.0, now: float = 0.0
 ) -> list[SchedulerEvent]:
-    outcomes: list[Outcome] = [token if chunk.num_logits else None for chunk in plan.batch.chunks]
-    events = scheduler.commit(plan, outcomes, duration_s=duration_s, now=now)
+    outcomes = [[token] if chunk.num_logits else [] for chunk in plan.batch.chunks]
+    return commit(scheduler, plan, outcomes, duration_s=duration_s, now=now)
+
+
+def commit(
+    scheduler: Scheduler, plan: StepPlan, outcomes: Sequence[Outcome], *, duration_s: float = 0.0, now: float = 0.0
+) -> list[SchedulerEvent]:
+    """All rounds together, the invariants looked at between them."""
+    events: list[SchedulerEvent] = []
+    for some in scheduler.commit(plan, outcomes, duration_s=duration_s, now=now):
+        scheduler.check()
+        events += some
     scheduler.check()
     return events
 
@@ -320,10 +330,7 @@ def test_choices_in_one_failed_step_fail_together(fails: bool) -> None:
         finish_step(scheduler, plan)
         plan = launch(scheduler)
     error = RuntimeFailed("boom")
-    if fails:
-        events = scheduler.fail(plan, error, now=0.0)
-    else:
-        events = scheduler.commit(plan, [error, 1, 2], duration_s=0.0, now=0.0)
+    events = scheduler.fail(plan, error, now=0.0) if fails else commit(scheduler, plan, [[error], [1], [2]])
     scheduler.check()
     assert events == [RequestFailed("a", error)]
     assert sorted(scheduler.take_releases()) == [0, 1, 2]
@@ -338,8 +345,7 @@ def test_a_failed_row_ends_its_request_alone() -> None:
         finish_step(scheduler, plan)
         plan = launch(scheduler)
     error = RuntimeFailed("nan")
-    events = scheduler.commit(plan, [1, error, 2, 3], duration_s=0.0, now=0.0)
-    scheduler.check()
+    events = commit(scheduler, plan, [[1], [error], [2], [3]])
     assert events == [
         TokenDrawn("a", 0, 0, 1, is_end=False),
         RequestFailed("a", error),
@@ -370,7 +376,7 @@ def test_a_plan_that_is_not_in_flight_is_refused() -> None:
         scheduler.plan(0.0)
     finish_step(scheduler, plan)
     with pytest.raises(AssertionError, match="not the step in flight"):
-        scheduler.commit(plan, [1], duration_s=0.0, now=0.0)
+        scheduler.commit(plan, [[1]], duration_s=0.0, now=0.0)
 
 
 def test_repr_shows_the_state() -> None:
@@ -395,6 +401,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.drawn: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: Counter[tuple[str, int]] = Counter()
         self.failed: set[str] = set()
+        self.num_guessed = 0
 
     @rule(
         prompt_len=st.integers(1, 60),
@@ -444,16 +451,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(chunk.ids) <= 20
             tokens += chunk.ids
             whole = [*self.requests[rid].prompt_ids, *self.drawn[rid, choice]]
-            assert tokens == whole[: len(tokens)], "the slot holds this sequence and no other"
-            assert chunk.num_logits == (len(tokens) == len(whole))
+            guesses = tokens[len(whole) :]
+            assert tokens == [*whole, *guesses][: len(tokens)], "the slot holds this sequence and no other"
+            assert chunk.num_logits == (1 + len(guesses) if len(tokens) >= len(whole) else 0)
+            assert EOS not in guesses
+            most = self.requests[rid].max_tokens - len(self.drawn[rid, choice]) - 1
+            assert len(guesses) <= most, "the last token of the budget is never guessed"
+            self.num_guessed += len(guesses)
 
     @precondition(lambda self: self.plan is not None)
     @rule(
         tokens=st.lists(st.integers(1, 9), min_size=3, max_size=3),
+        num_right=st.integers(0, 12),
         bad_row=st.integers(0, 12),
         fails=st.integers(0, 9).map(lambda number: number == 9),
+        cancel_after=st.integers(0, 6),
     )
-    def land(self, tokens: list[int], bad_row: int, fails: bool) -> None:
+    def land(self, tokens: list[int], num_right: int, bad_row: int, fails: bool, cancel_after: int) -> None:
+        """`num_right` guesses are right, then each row gives its token; a request is cancelled between two rounds."""
         assert self.plan is not None
         plan, self.plan = self.plan, None
         if fails:
@@ -462,11 +477,20 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert {event.rid for event in events} == live
             self.take(events)
             return
-        outcomes: list[Outcome] = [
-            None if not chunk.num_logits else RuntimeFailed("nan") if i == bad_row else tokens[i]
-            for i, chunk in enumerate(plan.batch.chunks)
-        ]
-        self.take(self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now))
+        outcomes: list[list[int | EdgeqwenError]] = []
+        for i, chunk in enumerate(plan.batch.chunks):
+            last = RuntimeFailed("nan") if i == bad_row else tokens[i]
+            right = chunk.ids[1 : chunk.num_logits][:num_right]
+            outcomes.append([*right, last] if chunk.num_logits else [])
+        for number, events in enumerate(self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now), 1):
+            self.take(events)
+            self.scheduler.check()
+            if number == cancel_after:
+                self.take(self.scheduler.cancel(plan.sequences[0][0], now=self.now))
+        for chunk, (rid, choice) in zip(plan.batch.chunks, plan.sequences, strict=True):
+            drawn = self.drawn[rid, choice]
+            if drawn:  # what is behind the last but one is wrong guesses, or the end
+                del self.held[chunk.slot][len(self.requests[rid].prompt_ids) + len(drawn) - 1 :]
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -520,7 +544,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Left alone, everything ends by itself and every slot comes back."""
         for _ in range(1000):
             if self.plan is not None:
-                self.land([1, 2, 3], 12, fails=False)
+                self.land([1, 2, 3], 12, 12, fails=False, cancel_after=0)
             self.start_step()
             if self.plan is None:
                 break

@@ -41,7 +41,8 @@ class Request:
 
     `owner` is who asked (a uid as text, or `tcp`). `splits_reasoning` and `starts_in_reasoning` say whether the thought
     is told from the content and in which of the two the first generated token stands. `deadline_at` is on the engine's
-    clock (seconds). `logprobs` is None when not wanted, else the number of alternatives (0 to 20).
+    clock (seconds). `logprobs` is None when not wanted, else the number of alternatives (0 to 20). `may_speculate`
+    allows guesses.
     """
 
     rid: str
@@ -56,6 +57,7 @@ class Request:
     logprobs: int | None = None
     splits_reasoning: bool = False
     starts_in_reasoning: bool = False
+    may_speculate: bool = True
     deadline_at: float = float("inf")
     arrived_at: float = 0.0
 

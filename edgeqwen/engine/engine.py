@@ -30,6 +30,7 @@ class Engine:
         *,
         files: ModelFiles,
         admission: Admission,
+        speculates: bool,
         clock: Callable[[], float],
     ) -> None:
         self._runtime = runtime
@@ -37,7 +38,9 @@ class Engine:
         self._admission = admission
         self._clock = clock
         self._retired = asyncio.Event()
-        self._scheduler = Scheduler(runtime.spec, admission=admission, eos_token_ids=files.eos_token_ids)
+        self._scheduler = Scheduler(
+            runtime.spec, admission=admission, eos_token_ids=files.eos_token_ids, speculates=speculates
+        )
         self._records = Records(self._scheduler, on_retired=self._retired.set)
         self._loop = StepLoop(runtime, thread, scheduler=self._scheduler, records=self._records, clock=clock)
 
@@ -113,11 +116,12 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
-        records, loop = self._records, self._loop
+        records, loop, drafting = self._records, self._loop, self._scheduler.drafting
         return EngineStats(
             running=self._admission.num_running,
             queued=self._admission.num_queued,
             kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token,
             tok_s={"prefill": round(loop.prefill_rate.per_s, 1), "decode": round(loop.decode_rate.per_s, 1)},
             totals={"requests": records.num_accepted, "errors": records.num_failed, "tokens": records.num_tokens},
+            speculation={"drafted": drafting.num_drafted, "accepted": drafting.num_accepted},
         )

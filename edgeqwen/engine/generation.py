@@ -49,3 +49,4 @@ class GenerationInput:
     echo: bool | None = None
     deadline_ms: int | None = None
     wait: bool | None = None
+    speculate: bool | None = None

@@ -26,7 +26,7 @@ from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
-from edgeqwen.engine.stats import EngineStats
+from edgeqwen.engine.stats import EngineStats, idle_stats
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import Admission
@@ -59,7 +59,8 @@ class Inference:
     """Loads one model and generates with it.
 
     `runtime_factory(progress)` runs on the engine thread and may call `progress(0..1)` there. `seed_source` gives a
-    seed for requests that bring none. Raises `ModelInvalid` if the generation defaults are out of range.
+    seed for requests that bring none. `speculates` allows guesses. Raises `ModelInvalid` if the generation defaults are
+    out of range.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Inference:
         model: ModelFiles,
         limits: EngineLimits,
         seed_source: Callable[[], int],
+        speculates: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state: State = "loading"
@@ -77,6 +79,7 @@ class Inference:
         self._files = model
         self._limits = limits
         self._seed_source = seed_source
+        self._speculates = speculates
         self._clock = clock
         self._defaults = read_defaults(model.generation_defaults)
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
@@ -121,7 +124,14 @@ class Inference:
             raise
         if self.state != "loading":  # stopped between the end of loading and here
             raise EdgeqwenError("stopped while the model was loaded", code="draining")
-        self._engine = Engine(runtime, self._thread, files=self._files, admission=self._admission, clock=self._clock)
+        self._engine = Engine(
+            runtime,
+            self._thread,
+            files=self._files,
+            admission=self._admission,
+            speculates=self._speculates,
+            clock=self._clock,
+        )
         self._task = asyncio.create_task(self._run(self._engine))
         self.state = "ready"
         self.progress = 1.0
@@ -253,10 +263,7 @@ class Inference:
 
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
-        if self._engine is not None:
-            return self._engine.stats()
-        zeros = {"requests": 0, "errors": 0, "tokens": 0}
-        return EngineStats(0, self._admission.num_queued, 0, {"prefill": 0.0, "decode": 0.0}, zeros)
+        return idle_stats(self._admission.num_queued) if self._engine is None else self._engine.stats()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work, let what runs finish, and cancel what is left after `timeout_s`."""

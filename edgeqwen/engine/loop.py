@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
-from edgeqwen.core.step import Logits, Runtime
+from edgeqwen.core.step import Chunk, Logits, Runtime
 from edgeqwen.engine.record import Records
 from edgeqwen.engine.stats import Rate
 from edgeqwen.engine.worker import EngineThread
@@ -24,13 +24,21 @@ logger = logging.getLogger(__name__)
 
 COPY_TOKENS: Final = 64
 
+Draw: TypeAlias = Sampled | EdgeqwenError
+
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step gave, chunk by chunk: a draw, an error of that row, or None where no logits were asked for."""
+    """What a step gave, chunk by chunk: the draws, an error of a row last of all, nothing where no logits were asked
+    for.
+    """
 
-    draws: tuple[Sampled | EdgeqwenError | None, ...]
+    draws: tuple[tuple[Draw, ...], ...]
     duration_s: float
+
+    def of_round(self, number: int) -> list[Sampled | None]:
+        """By chunk: draw `number`, None where there is none."""
+        return [_sampled(draws[number]) if number < len(draws) else None for draws in self.draws]
 
 
 class StepLoop:
@@ -103,11 +111,14 @@ class StepLoop:
 
     def _commit(self, plan: StepPlan, outcome: StepOutcome) -> None:
         now = self._clock()
-        tokens = [draw.token if isinstance(draw, Sampled) else draw for draw in outcome.draws]
-        events = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now)
-        rate = self.prefill_rate if plan.is_prefill else self.decode_rate
-        rate.add(sum(len(chunk.ids) for chunk in plan.batch.chunks), outcome.duration_s)
-        self._records.deliver(events, now, [draw if isinstance(draw, Sampled) else None for draw in outcome.draws])
+        tokens = [[draw.token if isinstance(draw, Sampled) else draw for draw in draws] for draws in outcome.draws]
+        if plan.is_prefill:
+            self.prefill_rate.add(sum(len(chunk.ids) for chunk in plan.batch.chunks), outcome.duration_s)
+        else:
+            self.decode_rate.add(sum(map(len, tokens)), outcome.duration_s)
+        rounds = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now)
+        for number, events in enumerate(rounds):
+            self._records.deliver(events, now, outcome.of_round(number))
 
     async def _release(self, releases: tuple[int, ...]) -> None:
         try:
@@ -134,17 +145,31 @@ class _Step:
         result = self.runtime.step(self.plan.batch)
         duration_s = self.clock() - started_at
         draws = [
-            _draw(sampler, rows[-1]) if len(rows) else None
-            for sampler, rows in zip(self.samplers, result.logits, strict=True)
+            _draw(sampler, chunk, rows)
+            for sampler, chunk, rows in zip(self.samplers, self.plan.batch.chunks, result.logits, strict=True)
         ]
         return StepOutcome(tuple(draws), duration_s)
 
 
-def _draw(sampler: Sampler, row: Logits) -> Sampled | EdgeqwenError:
-    try:
-        return sampler.sample(row)
-    except RuntimeFailed as error:  # of this row alone; the others of the step are sound
-        return error
+def _draw(sampler: Sampler, chunk: Chunk, rows: Logits) -> tuple[Draw, ...]:
+    """Row after row, as long as what is drawn is what the chunk goes on with: later rows follow from a wrong guess."""
+    # ids    | last token | guess 1 | guess 2 |        row i is the one from which guess i + 1 is drawn
+    # rows   |     0      |    1    |    2    |
+    guesses = chunk.ids[len(chunk.ids) - len(rows) + 1 :]
+    draws: list[Draw] = []
+    for number, row in enumerate(rows):
+        try:
+            draw = sampler.sample(row)
+        except RuntimeFailed as error:  # of this row alone; the others of the step are sound
+            return (*draws, error)
+        draws.append(draw)
+        if number < len(guesses) and draw.token != guesses[number]:
+            break
+    return tuple(draws)
+
+
+def _sampled(draw: Draw) -> Sampled | None:
+    return draw if isinstance(draw, Sampled) else None
 
 
 def _copy(runtime: Runtime, copy: SlotCopy) -> None:

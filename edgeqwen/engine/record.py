@@ -171,7 +171,7 @@ class Records:
         record.emit(Started(request.rid, num_before, len(request.prompt_ids)))
 
     def deliver(self, events: Iterable[SchedulerEvent], now: float, sampled: Sequence[Sampled | None] = ()) -> None:
-        """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what the step drew.
+        """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what was drawn in this round.
 
         A sink may cancel requests: what comes of that is delivered after what is being delivered.
         """

@@ -51,7 +51,7 @@ def check_input(given: GenerationInput, *, limits: EngineLimits, num_tokens: int
     integer("min_tokens", given.min_tokens, least=0, most=_MAX_COUNT)
     integer("n", given.n, least=1, most=limits.choices)
     integer("deadline_ms", given.deadline_ms, least=1, most=limits.max_deadline_ms)
-    for field in ("logprobs", "ignore_eos", "echo", "think", "wait"):
+    for field in ("logprobs", "ignore_eos", "echo", "think", "wait", "speculate"):
         boolean(field, getattr(given, field))
     if integer("top_logprobs", given.top_logprobs, least=0, most=limits.top_logprobs) and not given.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -163,6 +163,7 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         logprobs=_or(given.top_logprobs, 0) if given.logprobs else None,
         splits_reasoning=prompt.splits_reasoning,
         starts_in_reasoning=prompt.starts_in_reasoning,
+        may_speculate=_or(given.speculate, True),
         deadline_at=at.arrived_at + deadline_ms / 1000,
         arrived_at=at.arrived_at,
     )

@@ -33,6 +33,7 @@ class EngineStats:
 
     `tok_s`: `prefill` and `decode`, tokens a second while the engine was at it, 0 before the first step. `totals` since
     the start: `requests` accepted, `errors` (requests that failed after they were accepted), `tokens` generated.
+    `speculation` since the start: `drafted` tokens, and those of them that were `accepted`.
     """
 
     running: int
@@ -40,3 +41,16 @@ class EngineStats:
     kv_bytes: int
     tok_s: Mapping[str, float]
     totals: Mapping[str, int]
+    speculation: Mapping[str, int]
+
+
+def idle_stats(num_queued: int) -> EngineStats:
+    """Of an engine that has not loaded its model."""
+    return EngineStats(
+        running=0,
+        queued=num_queued,
+        kv_bytes=0,
+        tok_s={"prefill": 0.0, "decode": 0.0},
+        totals={"requests": 0, "errors": 0, "tokens": 0},
+        speculation={"drafted": 0, "accepted": 0},
+    )

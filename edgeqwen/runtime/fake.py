@@ -40,7 +40,8 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     then the first again). After the last id a sequence starts over (`loop`), or says `eos` for ever, or, without `eos`,
     goes on with tokens that its history leads to (as it does from the start without a script).
 
-    A step takes `step_s`, and `prefill_token_s` more for each token of a chunk longer than one; loading takes `load_s`.
+    A step takes `step_s`, and more for long chunks: `prefill_token_s` for each token of one of which at most the last
+    gives logits, else (a chunk of guesses) `row_s` for each row of logits behind the first. Loading takes `load_s`.
     Steps are counted from 1: `hang_at_step` takes `hang_s` more, `fail_at_step` raises, `nan_at_step` yields NaN.
     `fail_load` is the message that loading fails with. `eos`, `vocab_size`, `num_tokens`, `num_slots`, `capacity`,
     `max_chunk` and `kv_bytes_per_token` replace what the caller gives.
@@ -53,6 +54,7 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     margin: Annotated[float, msgspec.Meta(gt=0)] = 40.0
     step_s: Seconds = 0.0
     prefill_token_s: Seconds = 0.0
+    row_s: Seconds = 0.0
     load_s: Seconds = 0.0
     hang_at_step: Count | None = None
     hang_s: Seconds = 3600.0
@@ -100,12 +102,14 @@ def _decode(data: bytes, name: str) -> FakeScript:
 
 @dataclass(slots=True)
 class _Held:
-    """What a slot holds: the token ids, their hash, the script of the sequence and how much of it has been said."""
+    """What a slot holds: the token ids, their hash, and the script of the sequence, which begins after `prompt_len`
+    tokens (None before the first row of logits).
+    """
 
     ids: list[int] = field(default_factory=list)
     digest: int = 0
     script: tuple[int, ...] = ()
-    num_said: int = 0
+    prompt_len: int | None = None
 
 
 class FakeOptions(TypedDict, total=False):
@@ -150,7 +154,7 @@ class FakeRuntime:
         self._sleep = sleep
         self._scripts = script.scripts or ((script.tokens,) if script.tokens else ())
         self._held: dict[int, _Held] = {}
-        self._rows: dict[tuple[int, int], Logits] = {}
+        self._rows: dict[int, Logits] = {}
         self._num_sequences = 0
         self._num_steps = 0
         self.batches: list[Batch] = []
@@ -182,9 +186,11 @@ class FakeRuntime:
         return StepResult(tuple(self._compute(chunk) for chunk in batch.chunks))
 
     def _duration_s(self, batch: Batch) -> float:
-        num_prefill = sum(len(chunk.ids) for chunk in batch.chunks if len(chunk.ids) > 1)
-        hang_s = self._script.hang_s if self._num_steps == self._script.hang_at_step else 0.0
-        return self._script.step_s + self._script.prefill_token_s * num_prefill + hang_s
+        script = self._script
+        num_prefill = sum(len(chunk.ids) for chunk in batch.chunks if len(chunk.ids) > 1 >= chunk.num_logits)
+        num_guessed = sum(max(0, chunk.num_logits - 1) for chunk in batch.chunks)
+        hang_s = script.hang_s if self._num_steps == script.hang_at_step else 0.0
+        return script.step_s + script.prefill_token_s * num_prefill + script.row_s * num_guessed + hang_s
 
     def _compute(self, chunk: Chunk) -> Logits:
         assert chunk.ids, chunk
@@ -212,8 +218,9 @@ class FakeRuntime:
         if held is None or chunk.start == 0:
             held = self._held[chunk.slot] = _Held(script=self._next_script())
         elif chunk.start < held_len:
-            held.num_said -= min(held.num_said, held_len - chunk.start)
             held.ids = held.ids[: chunk.start]
+            if chunk.start < (held.prompt_len or 0):
+                held.prompt_len = None
             held.digest = _digest(held.ids)
         return held
 
@@ -224,25 +231,26 @@ class FakeRuntime:
         return self._scripts[(self._num_sequences - 1) % len(self._scripts)]
 
     def _blank_rows(self, chunk: Chunk) -> Logits:
-        key = (chunk.slot, chunk.num_logits)
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = np.empty((chunk.num_logits, self._spec.vocab_size), np.float32)
+        rows = self._rows.get(chunk.slot)
+        if rows is None or len(rows) < chunk.num_logits:
+            rows = self._rows[chunk.slot] = np.empty((chunk.num_logits, self._spec.vocab_size), np.float32)
+        rows = rows[: chunk.num_logits]
         rows.fill(0.0)
         return rows
 
     def _fill(self, row: Logits, held: _Held) -> None:
+        if held.prompt_len is None:
+            held.prompt_len = len(held.ids)
         led_to = (held.digest >> 17) % self._spec.num_tokens
         row[led_to] = self._script.margin / 2
-        scripted = self._scripted(held)
+        scripted = self._scripted(held, len(held.ids) - held.prompt_len)
         row[led_to if scripted is None else scripted] = self._script.margin
-        held.num_said += 1
 
-    def _scripted(self, held: _Held) -> int | None:
+    def _scripted(self, held: _Held, num_said: int) -> int | None:
         if not held.script:
             return None
-        if held.num_said < len(held.script) or self._script.loop:
-            return held.script[held.num_said % len(held.script)]
+        if num_said < len(held.script) or self._script.loop:
+            return held.script[num_said % len(held.script)]
         return self._eos
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:

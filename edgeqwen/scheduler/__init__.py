@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from edgeqwen.scheduler.admission import Admission
-from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, SlotCopy, StepPlan, TokenDrawn
+from edgeqwen.scheduler.plan import (
+    Outcome,
+    RequestFailed,
+    SchedulerEvent,
+    SequenceEnded,
+    SlotCopy,
+    StepPlan,
+    TokenDrawn,
+)
 from edgeqwen.scheduler.scheduler import Scheduler
 
 __all__ = [
     "Admission",
+    "Outcome",
     "RequestFailed",
     "Scheduler",
     "SchedulerEvent",

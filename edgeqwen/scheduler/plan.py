@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,6 +28,10 @@ class StepPlan:
     sequences: tuple[tuple[str, int], ...]
     is_prefill: bool
     copy: SlotCopy | None = None
+
+
+Outcome: TypeAlias = Sequence[int | EdgeqwenError]
+"""What came of one chunk: its tokens, an error of a row last of all, or nothing (a chunk without logits)."""
 
 
 @dataclass(frozen=True, slots=True)

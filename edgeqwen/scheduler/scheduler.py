@@ -6,6 +6,11 @@ Life of a step, all of it on one thread:
     ... the step runs elsewhere; submit, cancel, stop and expire may be called meanwhile ...
     commit(plan, ...)        or fail(plan, ...): nothing is in flight any more
 
+A step may give a sequence several tokens, where guesses proved right (`scheduler.drafting`). They are taken in rounds,
+one token of each sequence a round, and events are delivered between rounds: so what ends a sequence at one token (the
+end token, the budget, a stop string in the text, a receiver that cancels) ends it there, and the rest is dropped, as if
+there had been a step for each.
+
 A prefill chunk and a decode step of all decoding sequences alternate, so a long prompt slows the others down but never
 stops them. One prompt is prefilled at a time, in order of arrival: rows of different prompts would have to be padded to
 one length. A request of n choices is n sequences; the prompt is computed for the first, and those that start while one
@@ -17,7 +22,7 @@ Freed slots are collected for `take_releases`; the engine must have the runtime 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 
 from edgeqwen.core.request import FinishReason, Request
@@ -26,15 +31,24 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.kvcache import SlotTable
 from edgeqwen.scheduler.admission import Admission
 from edgeqwen.scheduler.chunking import ChunkSizer
-from edgeqwen.scheduler.plan import RequestFailed, SchedulerEvent, SequenceEnded, SlotCopy, StepPlan, TokenDrawn
-from edgeqwen.scheduler.sequence import Group, Sequence, State
-
-Outcome = int | EdgeqwenError | None
-"""What came of one chunk: a token, an error of that row alone, or nothing (a chunk without logits)."""
+from edgeqwen.scheduler.drafting import Drafting
+from edgeqwen.scheduler.groups import Groups
+from edgeqwen.scheduler.plan import (
+    Outcome,
+    RequestFailed,
+    SchedulerEvent,
+    SequenceEnded,
+    SlotCopy,
+    StepPlan,
+    TokenDrawn,
+)
+from edgeqwen.scheduler.sequence import Sequence, State
 
 
 class Scheduler:
-    """Owns the sequences and the slots. `eos_token_ids` end a sequence unless its request ignores them."""
+    """Owns the sequences and the slots. `eos_token_ids` end a sequence unless its request ignores them; `speculates`
+    allows guesses.
+    """
 
     def __init__(
         self,
@@ -42,15 +56,16 @@ class Scheduler:
         *,
         admission: Admission,
         eos_token_ids: Iterable[int] = (),
+        speculates: bool = True,
         shared_chunk_s: float = 0.2,
         alone_chunk_s: float = 1.0,
     ) -> None:
         self._spec = spec
-        self._admission = admission
         self._eos = frozenset(eos_token_ids)
         self._sizer = ChunkSizer(max_chunk=spec.max_chunk, shared_s=shared_chunk_s, alone_s=alone_chunk_s)
+        self.drafting = Drafting(spec, eos_token_ids=self._eos, is_on=speculates)
         self._slots = SlotTable(spec.num_slots, spec.capacity)
-        self._groups: dict[str, Group] = {}
+        self._groups = Groups(admission)
         self._waiting: deque[Sequence] = deque()
         self._prefilling: Sequence | None = None
         self._decoding: dict[int, Sequence] = {}
@@ -61,7 +76,7 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         """Requests that have had a step, or are in their first."""
-        return sum(group.has_started for group in self._groups.values())
+        return self._groups.num_running
 
     @property
     def num_queued(self) -> int:
@@ -91,33 +106,22 @@ class Scheduler:
                 f" than the context of {self._spec.capacity}"
             )
             raise EdgeqwenError(message, code="too_long")
-        self._admission.add(request.owner)
         num_before = self.num_queued
-        group = Group(request)
-        group.sequences.extend(Sequence(request, choice) for choice in range(request.n))
-        self._groups[request.rid] = group
-        self._waiting.extend(group.sequences)
+        self._waiting.extend(self._groups.add(request).sequences)
         return num_before
 
     def cancel(self, rid: str, *, now: float, reason: FinishReason = "cancelled") -> list[SchedulerEvent]:
         """End what is left of a request; nothing happens if there is no such request."""
-        group = self._groups.get(rid)
-        if group is None:
-            return []
-        live = [sequence for sequence in group.sequences if sequence.state is not State.FINISHED]
-        return [event for sequence in live for event in self._finish(sequence, reason, now)]
+        return [event for sequence in self._groups.live(rid) for event in self._finish(sequence, reason, now)]
 
     def stop(self, rid: str, choice: int, *, now: float) -> list[SchedulerEvent]:
         """End one choice with reason `stop` (its text is complete); nothing happens if it has already ended."""
-        group = self._groups.get(rid)
-        if group is None or group.sequences[choice].state is State.FINISHED:
-            return []
-        return self._finish(group.sequences[choice], "stop", now)
+        meant = [sequence for sequence in self._groups.live(rid) if sequence.choice == choice]
+        return [event for sequence in meant for event in self._finish(sequence, "stop", now)]
 
     def expire(self, now: float) -> list[SchedulerEvent]:
         """End every request whose deadline has come."""
-        late = [rid for rid, group in self._groups.items() if group.request.deadline_at <= now]
-        return [event for rid in late for event in self.cancel(rid, now=now, reason="deadline")]
+        return [event for rid in self._groups.late(now) for event in self.cancel(rid, now=now, reason="deadline")]
 
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None if there is nothing to compute. No step may be in flight."""
@@ -130,7 +134,10 @@ class Scheduler:
             return None
         slots = sorted(self._decoding)
         sequences = [self._decoding[slot] for slot in slots]
-        chunks = [Chunk(slot, seq.num_computed, (seq.last_token,)) for slot, seq in zip(slots, sequences, strict=True)]
+        chunks = [
+            Chunk(slot, sequence.num_computed, (sequence.last_token, *draft), num_logits=1 + len(draft))
+            for slot, sequence, draft in zip(slots, sequences, self.drafting.drafts(sequences), strict=True)
+        ]
         return self._launch(chunks, sequences, is_prefill=False)
 
     def _next_prefill(self, now: float) -> Sequence | None:
@@ -140,10 +147,7 @@ class Scheduler:
             sequence.slot = self._slots.acquire()
             sequence.enter(State.PREFILLING)
             self._prefilling = sequence
-            group = self._groups[sequence.request.rid]
-            if not group.has_started:
-                group.started_at = now
-                self._admission.start()
+            self._groups.start(sequence.request.rid, now)
         return self._prefilling
 
     def _shared_prompt(self, sequence: Sequence) -> SlotCopy | None:
@@ -175,24 +179,45 @@ class Scheduler:
         owners = tuple((sequence.request.rid, sequence.choice) for sequence in sequences)
         return StepPlan(Batch(tuple(chunks)), owners, is_prefill, copy)
 
-    def commit(self, plan: StepPlan, outcomes: Seq[Outcome], *, duration_s: float, now: float) -> list[SchedulerEvent]:
-        """Take in the results of the step in flight, one outcome a chunk; `duration_s` is what the runtime took."""
+    def commit(
+        self, plan: StepPlan, outcomes: Seq[Outcome], *, duration_s: float, now: float
+    ) -> Iterator[list[SchedulerEvent]]:
+        """Take in the results of the step in flight, one outcome a chunk; `duration_s` is what the runtime took.
+
+        Gives the events round by round; each is to be delivered before the next is asked for, and all must be taken.
+        """
         sequences = self._land(plan)
-        assert len(outcomes) == len(sequences)
+        chunks = plan.batch.chunks
         if plan.is_prefill:
-            self._sizer.observe(len(plan.batch.chunks[0].ids), duration_s)
-        events: list[SchedulerEvent] = []
-        for index, (sequence, chunk, outcome) in enumerate(zip(sequences, plan.batch.chunks, outcomes, strict=True)):
+            self._sizer.observe(len(chunks[0].ids), duration_s)
+        else:
+            self.drafting.observe(chunks, [len(outcome) for outcome in outcomes], duration_s)
+        for sequence, chunk in zip(sequences, chunks, strict=True):
             if sequence.state is State.FINISHED:
                 self._free_slot(sequence)
-                continue
-            sequence.num_computed = chunk.stop
-            self._slots.set_length(chunk.slot, chunk.stop)
-            if isinstance(outcome, EdgeqwenError):
-                events += self._fail_request(sequence.request.rid, outcome, now)
-            elif outcome is not None:
-                events += self._take_token(sequence, index, outcome, now)
-        return events
+            else:
+                self._hold(sequence, chunk.stop - chunk.num_logits)
+        return self._rounds(sequences, outcomes, now)
+
+    def _rounds(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], now: float) -> Iterator[list[SchedulerEvent]]:
+        for number in range(max(len(outcome) for outcome in outcomes)):
+            events: list[SchedulerEvent] = []
+            for index, (sequence, outcome) in enumerate(zip(sequences, outcomes, strict=True)):
+                if number >= len(outcome) or sequence.state is State.FINISHED:
+                    continue
+                result = outcome[number]
+                if isinstance(result, EdgeqwenError):
+                    events += self._fail_request(sequence.request.rid, result, now)
+                else:
+                    self._hold(sequence, sequence.num_computed + 1)
+                    events += self._take_token(sequence, index, result, now)
+            yield events
+
+    def _hold(self, sequence: Sequence, length: int) -> None:
+        """The sequence's slot holds `length` tokens of it; what guesses left behind those is overwritten in time."""
+        assert sequence.slot is not None
+        sequence.num_computed = length
+        self._slots.set_length(sequence.slot, length)
 
     def fail(self, plan: StepPlan, error: EdgeqwenError, *, now: float) -> list[SchedulerEvent]:
         """The step in flight failed as a whole: every request that had a chunk in it ends with `error`."""
@@ -225,8 +250,11 @@ class Scheduler:
             sequence.enter(State.DECODING)
             self._prefilling = None
             self._decoding[sequence.slot] = sequence
+            self.drafting.begin(sequence)
         sequence.num_generated += 1
         sequence.last_token = token
+        if sequence.drafter is not None:
+            sequence.drafter.push(token)
         is_end = token in self._eos and not request.ignore_eos
         events: list[SchedulerEvent] = [TokenDrawn(request.rid, sequence.choice, index, token, is_end)]
         if is_end:
@@ -236,12 +264,9 @@ class Scheduler:
         return events
 
     def _fail_request(self, rid: str, error: EdgeqwenError, now: float) -> list[SchedulerEvent]:
-        group = self._groups.get(rid)
-        if group is None:  # another choice in the same step has failed it already
+        if rid not in self._groups:  # another choice in the same step has failed it already
             return []
-        for sequence in group.sequences:
-            if sequence.state is not State.FINISHED:
-                self._finish(sequence, "cancelled", now)
+        self.cancel(rid, now=now)
         return [RequestFailed(rid, error)]
 
     def _finish(self, sequence: Sequence, reason: FinishReason, now: float) -> list[SchedulerEvent]:
@@ -255,7 +280,8 @@ class Scheduler:
         sequence.enter(State.FINISHED)
         if sequence.slot is not None and not sequence.is_in_flight:
             self._free_slot(sequence)
-        self._forget_if_over(sequence.request, now)
+        sequence.drafter = None
+        self._groups.forget_if_over(sequence.request, now)
         return [SequenceEnded(sequence.request.rid, sequence.choice, reason)]
 
     def _free_slot(self, sequence: Sequence) -> None:
@@ -267,18 +293,10 @@ class Scheduler:
         self._releases.append(sequence.slot)
         sequence.slot = None
 
-    def _forget_if_over(self, request: Request, now: float) -> None:
-        group = self._groups[request.rid]
-        if not group.is_over:
-            return
-        del self._groups[request.rid]
-        service_s = None if group.started_at is None else now - group.started_at
-        self._admission.remove(request.owner, has_started=group.has_started, service_s=service_s)
-
     def check(self) -> None:
         """Assert the invariants: every slot has one holder, every sequence stands where its state says."""
         self._slots.check()
-        live = [sequence for group in self._groups.values() for sequence in group.sequences]
+        live = list(self._groups.sequences())
         holders = {s for s in (*live, *self._in_flight) if s.slot is not None}
         held = sorted(s.slot for s in holders if s.slot is not None)
         assert tuple(held) == self._slots.taken(), f"held {held}, taken {self._slots.taken()}"
@@ -288,7 +306,7 @@ class Scheduler:
         assert set(by_state[State.DECODING]) == set(self._decoding.values())
         assert all(sequence.slot == slot for slot, sequence in self._decoding.items())
         assert all(sequence.is_in_flight for sequence in self._in_flight)
-        assert all(not group.is_over for group in self._groups.values())
+        self._groups.check()
 
     def __repr__(self) -> str:
         prefilling = int(self._prefilling is not None)

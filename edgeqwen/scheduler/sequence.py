@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import Final
 
 from edgeqwen.core.request import Request
+from edgeqwen.sampling.speculation import Drafter
 
 
 class State(Enum):
@@ -36,7 +37,10 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One choice of a request. Only the scheduler changes it; `num_computed` tokens of it are in the slot."""
+    """One choice of a request. Only the scheduler changes it; `num_computed` tokens of it are in the slot.
+
+    `drafter` guesses its next tokens; None as long as nothing is to be guessed.
+    """
 
     request: Request
     choice: int
@@ -46,6 +50,7 @@ class Sequence:
     num_computed: int = 0
     num_generated: int = 0
     last_token: int = -1
+    drafter: Drafter | None = None
 
     @property
     def num_unprefilled(self) -> int:

@@ -41,7 +41,7 @@ MAX_CHOICES: Final = 8
 
 def generation_input(message: Generation) -> GenerationInput:
     """What the engine reads of a `chat` or `generate`."""
-    members = message.to_input() | {"wait": message.wait}
+    members = message.to_input() | {"wait": message.wait, "speculate": message.speculate}
     match message:
         case Chat():
             members |= {"messages": message.turns(), "tools": tuple(message.tools or ()), "think": message.think}
@@ -168,6 +168,7 @@ class Operations:
             "rss_bytes": resident_bytes(),
             "tok_s": dict(stats.tok_s),
             "totals": dict(stats.totals),
+            "speculation": dict(stats.speculation),
         }
 
     def _cancel(self, message: Cancel, peer: Peer, cancel_id: Callable[[RequestId], int]) -> int:
