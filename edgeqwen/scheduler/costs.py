@@ -5,9 +5,10 @@ the width differs by machine, quantisation and number of sequences, and has step
 modelled but measured, for each number of sequences and each of the `WIDTHS`, with what is known beforehand as a start:
 what the runtime found by timing (`RuntimeSpec.row_costs`), else the cautiously hopeful guess of `_PRIOR_SLOPE`.
 
-Time also drifts for reasons that all widths share: contexts grow, the machine is busy. So an observation moves two
-things, the level (seconds of a step of width 1) and the ratio of its width to it; steps of width 1 move the level
-alone. A ratio counts for more the oftener it was seen and less the longer ago; a single strange step is clipped.
+Time also drifts for reasons that all widths share: contexts grow, the machine is busy. So what is kept of a wide step
+is its ratio to the steps of width 1 about it, of which there must be some now and then (`needs_narrow`). A ratio is the
+median of the last few seen and of what was known beforehand, so one strange step does not count and three that agree
+do; what was seen long ago no longer counts at all.
 
 A wider step never costs less than a narrower one. Where measured ratios say so, the lower one is believed: a cost that
 is taken for too low is tried and corrected at once, one that is taken for too high would never be measured again.
@@ -17,17 +18,21 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
+from statistics import median
 from typing import Final
 
 WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Widths that are planned; what lies between costs as much as the next."""
 
 _PRIOR_SLOPE: Final = 0.02
-_LEVEL_GAIN: Final = 0.25
-_LEAST_GAIN: Final = 0.1
-_MOST_SEEN: Final = 20.0
-_FORGETTING: Final = 0.998
-_CLIP: Final = 1.0
+_HOPE: Final = 0.4
+"""Costs rise in cliffs as well as evenly, and a width that is never tried stays unknown."""
+
+_KEPT_WIDE: Final = 5
+_KEPT_NARROW: Final = 3
+_LIFETIME: Final = 2000
+_WIDE_IN_A_ROW: Final = 64
 
 
 class StepCosts:
@@ -46,6 +51,10 @@ class StepCosts:
         if duration_s > 0.0:
             self._curve(span).observe(place_of(width), math.log(duration_s))
 
+    def needs_narrow(self, span: int) -> bool:
+        """The next step of `span` sequences should be of width 1: without such steps nothing can be compared."""
+        return self._curve(span).needs_narrow
+
     def _curve(self, span: int) -> _Curve:
         if span not in self._curves:
             self._curves[span] = _Curve([math.log(self._prior(span, width)) for width in WIDTHS])
@@ -58,52 +67,56 @@ class StepCosts:
 
 
 class _Curve:
-    """The costs of one number of sequences, in logarithms: of the level's seconds, and of the ratios."""
+    """The costs of one number of sequences, in logarithms."""
 
     def __init__(self, prior: list[float]) -> None:
         self._prior = prior
-        self._change = [0.0] * len(prior)  # measured less prior
-        self._seen = [0.0] * len(prior)
-        self._level: float | None = None
+        self._wide: list[deque[tuple[int, float]]] = [deque(maxlen=_KEPT_WIDE) for _ in prior]  # (step, ratio)
+        self._narrow: deque[float] = deque(maxlen=_KEPT_NARROW)
+        self._num_steps = 0
+        self._num_wide_in_a_row = 0
         self._ratios: tuple[float, ...] | None = None
 
-    def observe(self, place: int, seconds: float) -> None:
-        ratio = self._prior[place] + self._believed(place)
-        if self._level is None:
-            self._level = seconds - ratio
-        excess = min(max(seconds - self._level - ratio, -_CLIP), _CLIP)
-        self._level += _LEVEL_GAIN * excess
-        self._seen = [seen * _FORGETTING for seen in self._seen]
-        if place:
-            seen = min(self._seen[place] + 1.0, _MOST_SEEN)
-            measured = ratio + excess - self._prior[place]
-            self._change[place] += max(1.0 / seen, _LEAST_GAIN) * (measured - self._change[place])
-            self._seen[place] = seen
-        self._ratios = None
+    @property
+    def needs_narrow(self) -> bool:
+        return len(self._narrow) < _KEPT_NARROW or self._num_wide_in_a_row >= _WIDE_IN_A_ROW
 
-    def _believed(self, place: int) -> float:
-        """The prior counts for one observation."""
-        return self._change[place] * self._seen[place] / (self._seen[place] + 1.0)
+    def observe(self, place: int, seconds: float) -> None:
+        self._num_steps += 1
+        self._ratios = None
+        if place:
+            self._num_wide_in_a_row += 1
+            if self._narrow:
+                self._wide[place].append((self._num_steps, seconds - median(self._narrow)))
+            return
+        if self._num_wide_in_a_row >= _WIDE_IN_A_ROW:  # those before are of another time
+            self._narrow.extend([seconds] * _KEPT_NARROW)
+        self._narrow.append(seconds)
+        self._num_wide_in_a_row = 0
 
     def ratios(self) -> tuple[float, ...]:
         if self._ratios is None:
+            changes = {0: 0.0}
+            for place, seen in enumerate(self._wide):
+                recent = [ratio for step, ratio in seen if self._num_steps - step < _LIFETIME]
+                if recent:
+                    changes[place] = median([*recent, self._prior[place]]) - self._prior[place]
             lowest, found = math.inf, []
-            for value in reversed([self._prior[place] + self._filled(place) for place in range(len(WIDTHS))]):
-                lowest = min(lowest, value)
+            for place in reversed(range(len(WIDTHS))):
+                lowest = min(lowest, self._prior[place] + _filled(changes, place))
                 found.append(math.exp(max(lowest, 0.0)))
             self._ratios = tuple(reversed(found))
         return self._ratios
 
-    def _filled(self, place: int) -> float:
-        """The change at `place`, or where nothing was seen what lies between those of its seen neighbours."""
-        if self._seen[place] >= 0.5 or not place:
-            return self._believed(place)
-        left = next(i for i in range(place, -1, -1) if self._seen[i] >= 0.5 or i == 0)
-        right = next((i for i in range(place, len(WIDTHS)) if self._seen[i] >= 0.5), left)
-        if right == left:
-            return self._believed(left)
-        share = (place - left) / (right - left)
-        return self._believed(left) * (1.0 - share) + self._believed(right) * share
+
+def _filled(changes: dict[int, float], place: int) -> float:
+    """The change at `place`; where nothing was seen what lies between those of its neighbours, less `_HOPE`."""
+    left = max(seen for seen in changes if seen <= place)
+    right = min((seen for seen in changes if seen >= place), default=left)
+    if left == right:
+        return changes[left]
+    share = (place - left) / (right - left)
+    return (1.0 - _HOPE) * (changes[left] * (1.0 - share) + changes[right] * share)
 
 
 def place_of(width: int) -> int:

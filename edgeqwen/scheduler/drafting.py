@@ -85,7 +85,7 @@ class Drafting:
     def _best_width(self, guesses: Seq[_Guess], span: int, widest: int) -> int:
         longest = max(len(guess.draft) for guess in guesses)
         best_width, best = 1, len(guesses) * _LEAST_GAIN
-        if not longest:
+        if not longest or self._costs.needs_narrow(span):
             return best_width
         ratios = self._costs.ratios(span)
         for place in range(1, place_of(longest + 1) + 1):
