@@ -26,7 +26,7 @@ from typing import Final
 from edgeqwen.config import Config
 from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import ThreadPlan, place_calling_thread
+from edgeqwen.cpu import ThreadPlan, place_calling_thread, read_processor
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.errors import EXIT_INTERRUPTED, ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
@@ -216,6 +216,7 @@ def _template(source: str | None) -> ChatTemplate | None:
 
 def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[float], None]) -> Runtime:
     """On the engine thread, where the native library is imported too: the socket listens before that."""
+    from edgeqwen.fitting import fitting_package
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
     kv, most = options.config.kv, package.manifest.spec.max_position
@@ -227,7 +228,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         capacity=kv.context or min(most, MAX_DEFAULT_CONTEXT),
         num_threads=threads.num_threads,
     )
-    runtime = OnnxRuntime.load(package, wanted, progress)
+    runtime = OnnxRuntime.load(fitting_package(package, read_processor(), options.cache_dir), wanted, progress)
     place_calling_thread(threads.calling_cpus)
     return runtime
 

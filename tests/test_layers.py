@@ -30,6 +30,7 @@ LEVELS: dict[str, int] = {
     "sessions": 4,
     "server": 5,
     "http": 5,
+    "fitting": 5,
     "daemon": 6,
     "service": 6,
     "cli": 7,

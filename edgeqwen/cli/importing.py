@@ -1,4 +1,4 @@
-"""`edgeqwen import`: a checkpoint on disk becomes an installed package."""
+"""`edgeqwen import`: a checkpoint on disk becomes an installed package, or a package one for another processor."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ import click
 
 from edgeqwen.cli.places import models_folder
 from edgeqwen.cli.progress import progress_bar
+from edgeqwen.cli.threads import checked_processor
+from edgeqwen.errors import ModelInvalid
 
 if TYPE_CHECKING:
     from edgeqwen.core.model import Manifest, Source
+    from edgeqwen.cpu import Target
 
 QUANTS = ("auto", "int8", "int4", "fp32")
 DEFAULT_QUANT = "int8"
@@ -27,7 +30,7 @@ class ImportOptions:
     """The flags that `import` and `pull` share; None is "not given"."""
 
     quant: str
-    target: str | None
+    target: Target | None
     out: Path | None
     name: str | None
 
@@ -59,18 +62,44 @@ def import_options(function: Any) -> Any:
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
 def command(path: Path, *, fast: bool, as_json: bool, **given: Any) -> None:
-    """Make a package of the checkpoint PATH: a safetensors folder or a GGUF file."""
+    """Make a package of the checkpoint PATH: a safetensors folder or a GGUF file.
+
+    PATH may be a package too: it is remade for the processors of --target, with the same numbers.
+    """
     del fast  # no quantisation calibrates so far; scripts may already say that they do not want it
-    package, manifest = import_checkpoint(path, ImportOptions(**given))
+    from edgeqwen.core.package import is_package
+
+    options = ImportOptions(**given)
+    if is_package(path):
+        source = click.get_current_context().get_parameter_source("quant")
+        is_quant_given = source is click.core.ParameterSource.COMMANDLINE
+        package, manifest = remake_package(path, options, quant=options.quant if is_quant_given else None)
+    else:
+        package, manifest = import_checkpoint(path, options)
     report(package, manifest, as_json=as_json)
+
+
+def remake_package(path: Path, options: ImportOptions, *, quant: str | None) -> tuple[Path, Manifest]:
+    """The package at `path` made for other processors; its quantisation can't change any more."""
+    processor = checked_processor()
+    from edgeqwen.convert.retarget import retarget_package
+    from edgeqwen.core.package import open_package
+
+    manifest = open_package(path).manifest
+    if quant is not None and quant != manifest.quant:
+        raise ModelInvalid(f"{path}: a package of {manifest.quant}; import the checkpoint it was made of as {quant}")
+    chosen = options.name or (options.out.name if options.out else manifest.name)
+    out, target = options.out or models_folder() / chosen, options.target or processor.target
+    with progress_bar(f"remaking {chosen} for {target}") as progress:
+        return out, retarget_package(path, out, target=target, name=chosen, progress=progress)
 
 
 def import_checkpoint(
     path: Path, options: ImportOptions, *, name: str | None = None, source: Source | None = None
 ) -> tuple[Path, Manifest]:
     """Import `path` as the flags say; `name` and `source` are what a pull knows better than the path."""
+    processor = checked_processor()
     from edgeqwen.convert.importer import import_model
-    from edgeqwen.cpu import read_processor
 
     quant: Any = options.quant
     if quant == "auto":
@@ -78,7 +107,7 @@ def import_checkpoint(
         click.echo(f"edgeqwen: --quant auto takes {quant} (it does not weigh the alternatives yet)", err=True)
     chosen = options.name or (options.out.name if options.out else default_name(name or path.name, quant))
     out = options.out or models_folder() / chosen
-    target: Any = options.target or read_processor().target
+    target = options.target or processor.target
     with progress_bar(f"importing {chosen}") as progress:
         manifest = import_model(path, out, quant=quant, target=target, name=chosen, source=source, progress=progress)
     return out, manifest

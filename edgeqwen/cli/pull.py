@@ -11,6 +11,7 @@ import click
 
 from edgeqwen.cli.importing import ImportOptions, import_checkpoint, import_options, report
 from edgeqwen.cli.progress import progress_bar
+from edgeqwen.cli.threads import checked_processor
 
 if TYPE_CHECKING:
     from edgeqwen.core.model import Manifest
@@ -35,6 +36,7 @@ def pull_model(
     model: str, options: ImportOptions, *, revision: str | None = None, offline: bool = False
 ) -> tuple[Path, Manifest]:
     """Fetch and import; the commit that was fetched is written into the package."""
+    checked_processor()
     from edgeqwen.convert.hub import HubSettings, parse_id, pull
 
     name = parse_id(model).name

@@ -8,7 +8,7 @@ from edgeqwen.convert.checkpoint import Checkpoint
 from edgeqwen.convert.gguf_checkpoint import open_gguf
 from edgeqwen.convert.safetensors_checkpoint import open_safetensors
 from edgeqwen.core.model import Source
-from edgeqwen.core.package import MANIFEST
+from edgeqwen.core.package import is_package
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -26,7 +26,7 @@ def open_checkpoint(path: Path, source: Source | None = None) -> Checkpoint:
         if path.suffix == ".safetensors":
             raise ModelInvalid(f"{path}: give the folder that holds it, with config.json and tokenizer.json")
         return open_gguf(path, source)
-    if (path / MANIFEST).exists() and not (path / "config.json").exists():
+    if is_package(path):
         raise ModelInvalid(f"{path} is a model package already: serve it, or import the checkpoint that it was made of")
     files = sorted(path.glob("*.gguf"))
     if not files or any((path / name).exists() for name in WEIGHTS):

@@ -61,6 +61,11 @@ class Package:
             raise ModelInvalid(f"{path}: not UTF-8; import the model again") from error
 
 
+def is_package(path: Path) -> bool:
+    """Whether a package, rather than a checkpoint, lies at `path`, whole or not."""
+    return (path / MANIFEST).is_file() and not (path / "config.json").exists()
+
+
 def open_package(path: Path) -> Package:
     """Read the manifest and check that each file is there in its stated size.
 

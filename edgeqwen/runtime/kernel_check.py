@@ -11,11 +11,11 @@ only where they are weights: two activations multiplied with each other stay wro
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import onnxruntime as ort
 
 from edgeqwen.core.kernel import (
     ACTIVATIONS,
@@ -39,39 +39,45 @@ ROWS: Final = (1, 5, 64)
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """Kernels of a check graph, and those whose products, of one, few or many rows, are not what they must be."""
+
+    kernels: tuple[Kernel, ...]
+    wrong: tuple[Kernel, ...]
+
+
 def needs_precise_kernel(path: Path) -> bool:
     """Whether the products of the check graph at `path` are right only with onnxruntime's rewritten weights.
 
     A package without such a graph has no quantised products. Raises `ModelInvalid` if some are wrong with both.
     """
-    if not path.exists() or not wrong_kernels(path):
+    if not path.exists() or not examine(path).wrong:
         return False
-    if wrong := wrong_kernels(path, is_precise=True):
+    if wrong := examine(path, is_precise=True).wrong:
         names = " and ".join(str(kernel) for kernel in wrong)
         advice = "--target any" if all(kernel == RowKernel("signed") for kernel in wrong) else "another --quant"
         raise ModelInvalid(
             f"{path.parent}: this processor multiplies {names} wrongly; import the model again with {advice}"
         )
     logger.warning(
-        "%s: made for a processor with VNNI, which this one is not: its weights are rewritten at every load; "
-        "import the model again with --target any",
-        path.parent,
+        "%s: made for a processor with VNNI, which this one is not; its weights are rewritten at every load, which takes "
+        "time and memory: mend it with `edgeqwen import %s --target any --out %s`",
+        *(path.parent,) * 3,
     )
     return True
 
 
-def wrong_kernels(path: Path, *, is_precise: bool = False) -> tuple[Kernel, ...]:
-    """Kernels of the check graph whose products, of one, few or many rows, are not what they must be."""
-    return find_wrong(path, session_options(1, is_precise=is_precise))
+def examine(path: Path, *, is_precise: bool = False) -> Findings:
+    """Run the check graph at `path`, `is_precise` with onnxruntime's rewritten weights.
 
-
-def find_wrong(path: Path, options: ort.SessionOptions) -> tuple[Kernel, ...]:
-    """`wrong_kernels` under any options. Raises `ModelInvalid` if the graph is not such a check or does not run."""
-    session: Any = open_session(path, options)
-    wrong: dict[Kernel, None] = {}
+    Raises `ModelInvalid` if it is no such graph or does not run.
+    """
+    session: Any = open_session(path, session_options(1, is_precise=is_precise))
     try:
-        kernels = [parse_kernel(output.name) for output in session.get_outputs()]
-        wanted = {argument.name for argument in session.get_inputs()}
+        kernels = tuple(parse_kernel(output.name) for output in session.get_outputs())
+        wanted = [argument.name for argument in session.get_inputs()]
+        wrong: dict[Kernel, None] = {}
         for rows in ROWS:
             codes = check_codes(rows)
             values = _inputs(codes)
@@ -81,7 +87,7 @@ def find_wrong(path: Path, options: ort.SessionOptions) -> tuple[Kernel, ...]:
                     wrong[kernel] = None
     except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
         raise ModelInvalid(f"{path}: not a check of kernels: {first_line(error)}; import the model again") from error
-    return tuple(wrong)
+    return Findings(kernels, tuple(wrong))
 
 
 def _inputs(codes: Any) -> dict[str, Any]:
