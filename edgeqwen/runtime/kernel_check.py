@@ -61,8 +61,8 @@ def needs_precise_kernel(path: Path) -> bool:
             f"{path.parent}: this processor multiplies {names} wrongly; import the model again with {advice}"
         )
     logger.warning(
-        "%s: made for a processor with VNNI, which this one is not; its weights are rewritten at every load, which takes "
-        "time and memory: mend it with `edgeqwen import %s --target any --out %s`",
+        "%s: made for a processor with VNNI, which this one is not; its weights are rewritten at every load, which "
+        "takes time and memory: mend it with `edgeqwen import %s --target any --out %s`",
         *(path.parent,) * 3,
     )
     return True
