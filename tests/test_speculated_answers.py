@@ -57,7 +57,8 @@ class Case:
         async with running(self.script, speculates=speculates, defaults={}) as rig:
             listeners = []
             for index, request in enumerate(self.requests):
-                after = self.cancel_after[index] if index < len(self.cancel_after) else 0
+                # How far the other choices are when one of them comes to a delta is a matter of time.
+                after = self.cancel_after[index] if index < len(self.cancel_after) and "n" not in request else 0
                 listener = Listener()
                 listener.on_event = functools.partial(_cancel, rig, listener, after)
                 await rig.submit(listener=listener, **request)

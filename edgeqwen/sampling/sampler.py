@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.errors import RuntimeFailed
-from edgeqwen.sampling.filters import candidates, top_ids
+from edgeqwen.sampling.filters import draw, exponentials, top_ids
 from edgeqwen.sampling.history import History
 
 
@@ -60,7 +60,7 @@ class Sampler:
         if not math.isfinite(row[token]):
             raise RuntimeFailed("the model gave logits that are not numbers")
         if self._rng is not None:
-            token = self._draw(row, self._rng)
+            token = draw(row, self._params, self._rng.random())
         self._num_drawn += 1
         if self._history is not None:
             self._history.add(token)
@@ -82,22 +82,12 @@ class Sampler:
             row[self._eos] = -np.inf
         return row
 
-    def _draw(self, row: NDArray[np.float32], rng: np.random.Generator) -> int:
-        ids, weights = candidates(row, self._params)
-        sums = np.cumsum(weights)
-        place = int(np.searchsorted(sums, rng.random() * sums[-1], side="right"))
-        if place >= ids.size:  # rounding: the product may equal the last sum
-            place = int(np.flatnonzero(weights)[-1])
-        return int(ids[place])
-
 
 def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def _with_logprobs(raw: NDArray[np.float32], token: int, num_top: int) -> Sampled:
-    wide = raw.astype(np.float64)
-    largest = wide.max()
-    log_total = float(largest + np.log(np.exp(wide - largest).sum()))
+    log_total = float(raw.max()) + math.log(float(exponentials(raw).sum()))
     top = tuple((int(i), float(raw[i]) - log_total) for i in top_ids(raw, num_top)) if num_top else ()
     return Sampled(token, float(raw[token]) - log_total, top)
