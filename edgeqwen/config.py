@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from edgeqwen.errors import ConfigInvalid
 
 ENV_PREFIX = "EDGEQWEN_"
+MAX_DEFAULT_CONTEXT = 8192
 
 Value: TypeAlias = int | float | str | bool
 
@@ -59,6 +60,10 @@ class KvTable:
 
     slots: int = _key(8, least=1, most=256)
     context: int = _key(0, least=0, most=1_048_576)
+
+    def context_of(self, max_position: int) -> int:
+        """The tokens of a slot for a model that has `max_position`."""
+        return self.context or min(max_position, MAX_DEFAULT_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)

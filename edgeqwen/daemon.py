@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from edgeqwen.config import Config
+from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config
 from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import ThreadPlan, place_calling_thread, read_processor
@@ -35,7 +35,6 @@ from edgeqwen.server import SocketServer, bind_socket
 from edgeqwen.service import Notifier
 from edgeqwen.text import ChatTemplate, Tokenizer
 
-MAX_DEFAULT_CONTEXT: Final = 8192
 SEED_BITS: Final = 63
 END_MARKS: Final = ("<|im_end|>", "<|endoftext|>", "</s>")
 """What ends an answer of a scripted runtime whose folder does not say."""
@@ -46,7 +45,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
     """`package_path` is a package folder; for a fake runtime it needs the text files only. `threads` compute the steps.
-    `state_dir` and `cache_dir` may not exist yet.
+    `state_dir`, where what is measured of this machine is kept, and `cache_dir` may not exist yet.
     """
 
     config: Config
@@ -113,10 +112,14 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
         seed_source=lambda: secrets.randbits(SEED_BITS),
     )
     stop = StopRequest(config.service.drain_s)
-    server = SocketServer(inference, limits=wire_limits(config), on_shutdown=stop.ask)
+    threads = options.threads.to_dict()
+    server = SocketServer(inference, limits=wire_limits(config), on_shutdown=stop.ask, threads=threads)
     with _signals(stop):
         await server.start(bind_socket(options.socket_path, group=_group_id(config.socket.group)))
         log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
+        log.info("threads %s", " ".join(f"{key}={value}" for key, value in threads.items()))
+        for warning in options.threads.warnings:
+            log.warning("threads: %s", warning)
         async with asyncio.TaskGroup() as tasks:
             loading = tasks.create_task(_load(inference, stop, notifier))
             await stop.asked.wait()
@@ -225,7 +228,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     threads = options.threads.decode
     wanted = OnnxOptions(
         num_slots=kv.slots,
-        capacity=kv.context or min(most, MAX_DEFAULT_CONTEXT),
+        capacity=kv.context_of(most),
         num_threads=threads.num_threads,
     )
     runtime = OnnxRuntime.load(fitting_package(package, read_processor(), options.cache_dir), wanted, progress)

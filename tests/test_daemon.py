@@ -45,6 +45,8 @@ def rest(frames: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 def test_sigterm_ends_an_idle_daemon_cleanly() -> None:
     with running_daemon(script_of("x")) as daemon:
+        with daemon.client() as client:
+            client.request("chat", prompt="hi")  # waits until the model is loaded
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.wait() == 0
         assert not daemon.socket_path.exists()

@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "ask": "edgeqwen.cli.ask",
     "bench": "edgeqwen.cli.bench",
     "chat": "edgeqwen.cli.chat",
+    "doctor": "edgeqwen.cli.doctor",
     "eval": "edgeqwen.cli.evaluate",
     "import": "edgeqwen.cli.importing",
     "models": "edgeqwen.cli.models",

@@ -4,6 +4,7 @@ Everything is read from files below a root that is handed in, so that a test des
 """
 
 from edgeqwen.cpu.groups import MemoryLimits, cpu_quota, cpuset, memory_limits
+from edgeqwen.cpu.memory import Memory, read_memory
 from edgeqwen.cpu.plan import ThreadGroup, ThreadPlan, ThreadWishes, plan_threads
 from edgeqwen.cpu.processor import (
     Processor,
@@ -21,6 +22,7 @@ from edgeqwen.cpu.topology import Core, Topology, read_topology
 
 __all__ = [
     "Core",
+    "Memory",
     "MemoryLimits",
     "Processor",
     "Target",
@@ -41,6 +43,7 @@ __all__ = [
     "parse_cpuinfo",
     "place_calling_thread",
     "plan_threads",
+    "read_memory",
     "read_processor",
     "read_thread_plan",
     "read_topology",

@@ -94,13 +94,13 @@ class ThreadGroup:
 class ThreadPlan:
     """Threads for decoding (few rows) and for prompts (many). Where one session does both, it takes those of `decode`.
 
-    `num_cpus` counts the logical CPUs there were to choose from. `reasons` says each decision in words, `warnings` what
+    `usable` lists the logical CPUs there were to choose from. `reasons` says each decision in words, `warnings` what
     of it is likely to be slow.
     """
 
     decode: ThreadGroup
     prefill: ThreadGroup
-    num_cpus: int = 1
+    usable: tuple[int, ...] = ()
     quota: float | None = None
     reasons: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -138,10 +138,10 @@ def plan_threads(
     return ThreadPlan(
         decode=groups[0],
         prefill=groups[1],
-        num_cpus=topology.num_cpus,
+        usable=topology.cpus,
         quota=quota,
         reasons=tuple(reasons),
-        warnings=tuple(_warnings(max(counts), topology.num_cpus, quota)),
+        warnings=tuple(_warnings(max(counts), len(topology.cpus), quota)),
     )
 
 
@@ -150,7 +150,7 @@ def _chosen_cores(
 ) -> tuple[Sequence[Core], Sequence[Core]]:
     """The cores that are to compute, for decoding and for prompts."""
     if topology.has_siblings:
-        reasons.append(f"{topology.num_cpus} logical CPUs on {len(topology.cores)} cores: one thread a core")
+        reasons.append(f"{len(topology.cpus)} logical CPUs on {len(topology.cores)} cores: one thread a core")
     if wishes.cpus:
         reasons.append(f"CPUs {format_cpu_list(topology.cpus)} were asked for: they compute, whatever kind they are")
         return topology.cores, topology.cores
@@ -211,7 +211,7 @@ def _counts(
         return list(asked)
     wanted = [len(cores) for cores in chosen]
     if omp := _omp_threads(wishes.omp_num_threads):
-        wanted = [min(omp, topology.num_cpus)] * 2
+        wanted = [min(omp, len(topology.cpus))] * 2
         reasons.append(f"OMP_NUM_THREADS is {wishes.omp_num_threads}: {wanted[0]} in all")
     elif wishes.omp_num_threads:
         reasons.append(f"OMP_NUM_THREADS is {wishes.omp_num_threads!r}, which is no number of threads: not heeded")

@@ -57,10 +57,6 @@ class Topology:
         return tuple(sorted(cpu for core in self.cores for cpu in core.cpus))
 
     @property
-    def num_cpus(self) -> int:
-        return sum(len(core.cpus) for core in self.cores)
-
-    @property
     def has_siblings(self) -> bool:
         return any(len(core.cpus) > 1 for core in self.cores)
 

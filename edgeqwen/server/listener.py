@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edgeqwen.engine.inference import Inference
@@ -27,7 +27,8 @@ class SocketServer:
     """Serves `eqp/1` and HTTP on bound sockets, for one engine.
 
     `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end; it must
-    return at once. `close` waits until the connections are gone.
+    return at once. `threads` is what `stats` says of the threads that compute. `close` waits until the connections are
+    gone.
     """
 
     def __init__(
@@ -36,11 +37,16 @@ class SocketServer:
         *,
         limits: WireLimits | None = None,
         on_shutdown: Callable[[float | None], None],
+        threads: Mapping[str, Any] | None = None,
     ) -> None:
         self.limits = limits or WireLimits()
         self.inference = inference
         self.operations = Operations(
-            inference, limits=self.limits, num_connections=lambda: len(self._connections), on_shutdown=on_shutdown
+            inference,
+            limits=self.limits,
+            num_connections=lambda: len(self._connections),
+            on_shutdown=on_shutdown,
+            threads=threads or {},
         )
         self._connections: set[Connection] = set()
         self._per_uid: Counter[int] = Counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import edgeqwen
@@ -55,7 +55,7 @@ def generation_input(message: Generation) -> GenerationInput:
 
 class Operations:
     """Serves the operations. `num_connections` counts open connections; `on_shutdown(drain_s)` begins the end (None:
-    within the daemon's own time).
+    within the daemon's own time). `threads` are the members of `stats` that say what computes.
     """
 
     def __init__(
@@ -65,12 +65,14 @@ class Operations:
         limits: WireLimits,
         num_connections: Callable[[], int],
         on_shutdown: Callable[[float | None], None],
+        threads: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inference = inference
         self._limits = limits
         self._num_connections = num_connections
         self._on_shutdown = on_shutdown
+        self._threads = threads
         self._clock = clock
         self._started_at = clock()
         self._owners: OrderedDict[str, str] = OrderedDict()  # rid to owner, of the last ones
@@ -169,6 +171,7 @@ class Operations:
             "tok_s": dict(stats.tok_s),
             "totals": dict(stats.totals),
             "speculation": dict(stats.speculation),
+            "threads": dict(self._threads),
         }
 
     def _cancel(self, message: Cancel, peer: Peer, cancel_id: Callable[[RequestId], int]) -> int:

@@ -1,0 +1,67 @@
+"""`edgeqwen doctor`: what is in the way on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgeqwen.cli.places import models_folder, state_folder
+from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
+
+
+@click.command("doctor", short_help="Look at this machine, and at a package, for what is in the way.")
+@click.argument("package", required=False)
+@click.option("--threads", type=int, metavar="N", help=THREADS_HELP)
+@click.option("--cpus", metavar="LIST", help=CPUS_HELP)
+@click.option("--context", type=int, metavar="N", help="As for serve.")
+@click.option("--slots", type=int, metavar="N", help="As for serve.")
+@click.option("--state-dir", metavar="DIR", help="As for serve.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="As for serve.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(package: str | None, *, config_path: Path | None, as_json: bool, **flags: Any) -> int:
+    """Say what processor, threads and memory `serve` would find here, check PACKAGE (a folder or a name; default: the
+    only one installed), and name what costs speed. Exits with 0 if nothing keeps the daemon from serving, else as
+    `serve` would.
+    """
+    from importlib.metadata import version
+
+    from edgeqwen.config import load
+    from edgeqwen.cpu import read_processor
+    from edgeqwen.doctor import examine
+    from edgeqwen.doctor.examination import Subject
+
+    names = {
+        "threads": "cpu.threads",
+        "cpus": "cpu.cpus",
+        "context": "kv.context",
+        "slots": "kv.slots",
+        "state_dir": "service.state_dir",
+    }
+    config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
+    examination = examine(
+        Subject(
+            processor=read_processor(),
+            threads=planned_threads(**dataclasses.asdict(config.cpu)),
+            runtime_version=version("onnxruntime"),
+            state_dir=state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0),
+            package_path=_package_path(package or config.model.package),
+            kv=config.kv,
+        )
+    )
+    click.echo(json.dumps(examination.to_dict()) if as_json else examination.to_text())
+    return examination.exit_code
+
+
+def _package_path(given: str) -> Path | None:
+    """The package meant; None if none was and there is not just one."""
+    from edgeqwen.core.package import installed_models, resolve_model
+
+    folder = models_folder()
+    if not given and len(installed_models(folder)) != 1:
+        return None
+    return resolve_model(given, folder)
