@@ -1,0 +1,163 @@
+"""One layer of the decoder in numpy, its products left to the caller.
+
+Calibration has to know what goes into every linear layer, and what goes into it once the layers before are quantised.
+A runtime cannot tell: it gives logits, not inner activations, and holds the whole model. Here the caller is asked for
+each product, so it sees the inputs, multiplies with whatever weights it likes, and has one layer's in memory at a time.
+
+    qkv      normed input         -> queries, keys and values, one beside the other
+    o        attended values      -> added to the residual
+    gate_up  normed residual      -> gate and up
+    down     silu(gate) * up      -> added to the residual
+
+Activations are float32 `[tokens, width]`: windows of equal length one below the other, each attending to itself alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array
+from edgeqwen.convert.rope import rotary_tables
+from edgeqwen.core.model import ModelSpec
+
+StepName = Literal["qkv", "o", "gate_up", "down"]
+
+STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "o": ("self_attn.o_proj.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down": ("mlp.down_proj.weight",),
+}
+"""Linear layers of each step, in the order in which their outputs stand side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """What the products of a step multiply, and the residual as it stands there; both `[tokens, ...]`."""
+
+    activations: Float32Array
+    residual: Float32Array
+
+
+Multiply: TypeAlias = Callable[[StepName, StepInput], Float32Array]
+CacheObserver: TypeAlias = Callable[[Float32Array, Float32Array], None]
+
+
+def layer_prefix(layer: int) -> str:
+    """What the names of a layer's tensors begin with."""
+    return f"model.layers.{layer}."
+
+
+def embed(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Float32Array:
+    """Rows of the embedding for `windows` `[windows, window_len]`, as `[tokens, hidden]`; reads only what it needs."""
+    ids, places = np.unique(windows, return_inverse=True)
+    rows = np.empty((len(ids), checkpoint.spec.hidden_size), np.float32)
+    edges = np.flatnonzero(np.diff(ids, prepend=-2, append=ids[-1] + 2) != 1)  # runs of consecutive ids
+    for first, last in itertools.pairwise(edges):
+        rows[first:last] = checkpoint.read(EMBEDDING, int(ids[first]), int(ids[last - 1]) + 1)
+    return rows[places.ravel()]
+
+
+def rms_norm(x: Float32Array, gain: Float32Array, epsilon: float) -> Float32Array:
+    """x / sqrt(mean(x^2) + epsilon) * gain over the last axis."""
+    inverse = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(epsilon))
+    return np.asarray(x * inverse * gain, np.float32)
+
+
+class LayerForward:
+    """What a layer computes beside its products."""
+
+    def __init__(self, checkpoint: Checkpoint, layer: int, window_len: int) -> None:
+        self._spec = checkpoint.spec
+        self._window_len = window_len
+        prefix = layer_prefix(layer)
+        self._input_gain = checkpoint.read(prefix + "input_layernorm.weight")
+        self._middle_gain = checkpoint.read(prefix + "post_attention_layernorm.weight")
+        self._head_gains: dict[str, Float32Array] = {}
+        self._bias: Float32Array | None = None
+        if self._spec.has_qk_norm:
+            self._head_gains = {which: checkpoint.read(f"{prefix}self_attn.{which}_norm.weight") for which in "qk"}
+        if self._spec.has_qkv_bias:
+            parts = [checkpoint.read(f"{prefix}self_attn.{which}_proj.bias") for which in "qkv"]
+            self._bias = np.concatenate(parts)
+        self._rotary = Rotary(self._spec, window_len)
+
+    def run(self, x: Float32Array, multiply: Multiply, *, on_cache: CacheObserver | None = None) -> Float32Array:
+        """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order.
+
+        `on_cache` is shown keys (after norm and rotary) and values, `[tokens, kv_heads, head_dim]`.
+        """
+        epsilon = self._spec.rms_norm_eps
+        query, key, value = self._heads(multiply("qkv", StepInput(rms_norm(x, self._input_gain, epsilon), x)))
+        if on_cache is not None:
+            on_cache(key, value)
+        x = x + multiply("o", StepInput(attend(query, key, value, self._window_len), x))
+        gate_up = multiply("gate_up", StepInput(rms_norm(x, self._middle_gain, epsilon), x))
+        return x + multiply("down", StepInput(gated(gate_up, self._spec), x))
+
+    def _heads(self, product: Float32Array) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """Queries, keys (both normed and rotated where the family does) and values, `[tokens, heads, head_dim]`."""
+        spec = self._spec
+        rows = product if self._bias is None else product + self._bias
+        ends = np.cumsum([spec.num_heads, spec.num_kv_heads]) * spec.head_dim
+        query, key, value = (part.reshape(len(rows), -1, spec.head_dim) for part in np.split(rows, ends, axis=1))
+        if self._head_gains:
+            query = rms_norm(query, self._head_gains["q"], spec.rms_norm_eps)
+            key = rms_norm(key, self._head_gains["k"], spec.rms_norm_eps)
+        return self._rotary.turn(query), self._rotary.turn(key), value
+
+
+class Rotary:
+    """The rotary embedding of windows that all begin at position 0."""
+
+    def __init__(self, spec: ModelSpec, window_len: int) -> None:
+        cosines, sines = rotary_tables(spec)
+        self._cosines, self._sines = (table[:window_len, None, :] for table in (cosines, sines))
+
+    def turn(self, heads: Float32Array) -> Float32Array:
+        """`[tokens, heads, head_dim]`, pairs (i, i + head_dim / 2) turned by the angle of their position."""
+        half = heads.shape[-1] // 2
+        windows = heads.reshape(-1, len(self._cosines), *heads.shape[1:])
+        first, second = windows[..., :half], windows[..., half:]
+        turned = np.empty_like(windows)
+        turned[..., :half] = first * self._cosines - second * self._sines
+        turned[..., half:] = second * self._cosines + first * self._sines
+        return turned.reshape(heads.shape)
+
+
+def attend(query: Float32Array, key: Float32Array, value: Float32Array, window_len: int) -> Float32Array:
+    """Causal attention inside each window: `[tokens, heads * head_dim]`. Window by window, to bound the scores."""
+    tokens, num_heads, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    mask = np.triu(np.full((window_len, window_len), -np.inf, np.float32), 1)
+    output = np.empty((tokens, num_heads * head_dim), np.float32)
+    for start in range(0, tokens, window_len):
+        window = slice(start, start + window_len)
+        grouped = query[window].transpose(1, 0, 2).reshape(num_kv_heads, -1, head_dim) / np.sqrt(np.float32(head_dim))
+        scores = grouped @ key[window].transpose(1, 2, 0)
+        scores = scores.reshape(num_heads, window_len, window_len)
+        scores += mask
+        weights = _softmax(scores).reshape(num_kv_heads, -1, window_len)
+        mixed = (weights @ value[window].transpose(1, 0, 2)).reshape(num_heads, window_len, head_dim)
+        output[window] = mixed.transpose(1, 0, 2).reshape(window_len, -1)
+    return output
+
+
+def gated(gate_up: Float32Array, spec: ModelSpec) -> Float32Array:
+    """silu(gate) * up of `[tokens, 2 * inner]`."""
+    gate, up = gate_up[:, : spec.intermediate_size], gate_up[:, spec.intermediate_size :]
+    bounded = np.maximum(gate, np.float32(-80))  # exp of more would overflow; silu there is 0 either way
+    return np.asarray(gate / (1 + np.exp(-bounded)) * up, np.float32)
+
+
+def _softmax(scores: Float32Array) -> Float32Array:
+    """In place, over the last axis."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
