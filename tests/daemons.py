@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -67,9 +68,16 @@ def script_of(*texts: str, **settings: Any) -> str:
     return "fake:" + json.dumps({"scripts": scripts, **settings})
 
 
+@functools.cache
+def state_folder() -> tempfile.TemporaryDirectory[str]:
+    """One for all daemons of a test run, removed at its end."""
+    return tempfile.TemporaryDirectory(prefix="eq-state-")
+
+
 def start_command(*flags: str, environ: Mapping[str, str] | None = None, **popen: Any) -> subprocess.Popen[bytes]:
-    """`edgeqwen FLAGS` as a process of its own."""
+    """`edgeqwen FLAGS` as a process of its own, which keeps its state apart from the machine's."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("EDGEQWEN_")}
+    env["STATE_DIRECTORY"] = state_folder().name
     return subprocess.Popen([sys.executable, "-m", "edgeqwen", *flags], env=env | dict(environ or {}), **popen)
 
 
@@ -101,15 +109,16 @@ def running_daemon(
             process = start_command(*command, environ=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         daemon = DaemonProcess(process, socket_path, log_path)
         try:
-            _wait_until_listening(daemon)
+            wait_until_listening(daemon)
             yield daemon
         finally:
             process.kill()
             process.wait()
 
 
-def _wait_until_listening(daemon: DaemonProcess) -> None:
-    give_up_at = time.monotonic() + HANG_GUARD_S
+def wait_until_listening(daemon: DaemonProcess, within_s: float = HANG_GUARD_S) -> None:
+    """Until the daemon accepts connections; it may still be loading then."""
+    give_up_at = time.monotonic() + within_s
     while daemon.process.poll() is None and time.monotonic() < give_up_at:
         with contextlib.suppress(NoDaemon):
             daemon.client().close()
