@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -21,6 +21,9 @@ from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, checked_processor, pla
 
 if TYPE_CHECKING:
     from edgeqwen.daemon import DaemonOptions
+
+BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
+"""numpy's library for matrices starts a thread for each CPU when it is loaded, and the daemon has no use for them."""
 
 
 @click.command("serve", short_help="Load a model and serve it on a Unix socket.")
@@ -66,6 +69,8 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     }
     config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
     checked_processor()
+    if not os.environ.get(BLAS_VARIABLE):
+        os.environ[BLAS_VARIABLE] = "1"
     threads = planned_threads(**dataclasses.asdict(config.cpu))
     state = state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0)
     from edgeqwen.core.package import resolve_model
