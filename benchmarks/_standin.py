@@ -24,9 +24,10 @@ from edgeqwen.core.model import ModelSpec
 from tests.checkpoints import add_gguf_shape, config_json, encode, gguf_name
 
 ROWS_AT_ONCE = 8192
+NUM_LAYERS = 28
 
 
-def standin_spec(num_layers: int = 28) -> ModelSpec:
+def standin_spec(num_layers: int = NUM_LAYERS) -> ModelSpec:
     """Qwen3-0.6B's published shape."""
     return ModelSpec(
         family="qwen3",
@@ -76,7 +77,9 @@ def write_folder(out: Path, spec: ModelSpec) -> None:
                 file.write(encode(piece, "BF16"))
     (out / "config.json").write_text(json.dumps(config_json(spec)))
     (out / "tokenizer.json").write_text(json.dumps(tokenizer(spec)))
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
     beside = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "!", "pad_token": "!"}
+    beside["chat_template"] = template
     (out / "tokenizer_config.json").write_text(json.dumps(beside))
 
 
@@ -120,6 +123,6 @@ def write_gguf(path: Path, spec: ModelSpec) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--layers", type=int, default=NUM_LAYERS)
     arguments = parser.parse_args()
     write_folder(arguments.out, standin_spec(arguments.layers))
