@@ -528,7 +528,7 @@ def test_a_package_set_aside_by_a_killed_import_comes_back_even_if_the_next_fail
     def fail(*_: object, **__: object) -> None:
         raise CannotWrite("no")
 
-    monkeypatch.setattr(importer, "_write_graph", fail)
+    monkeypatch.setattr(importer, "_write_graphs", fail)
     with pytest.raises(CannotWrite):
         imported(tmp_path / "source", tmp_path / "package")
     verify_digests(open_package(tmp_path / "package"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from edgeqwen.core.model import Manifest, Source
     from edgeqwen.cpu import Target
 
-QUANTS = ("auto", "int8", "int4", "fp32")
+QUANTS = ("auto", "hybrid", "int8", "int4", "fp32")
 DEFAULT_QUANT = "int8"
 
 _QUANT_SUFFIX = re.compile(r"[-._](q\d\w*|iq\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)

@@ -15,15 +15,20 @@ import msgspec
 import onnx
 
 from edgeqwen import __version__
-from edgeqwen.convert.checkpoint import Checkpoint
+from edgeqwen.convert.attention import GroupedAttention, Heads, KVScales
+from edgeqwen.convert.checkpoint import Checkpoint, expected_tensors
 from edgeqwen.convert.decoder import DecoderGraph
-from edgeqwen.convert.graph import GraphBuilder, WeightsFile
+from edgeqwen.convert.graph import OPSET, GraphBuilder
 from edgeqwen.convert.kernel_graph import write_kernel_check
-from edgeqwen.convert.linear import make_linears
+from edgeqwen.convert.linear import LinearForm, make_linears
+from edgeqwen.convert.prefill_attention import SCATTER_OPSET, Int8Attention
+from edgeqwen.convert.quantize import Form
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
-from edgeqwen.core.model import Manifest, Quant, Source, WeightForm
-from edgeqwen.core.package import GENERATION_CONFIG, GRAPH, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, open_package
+from edgeqwen.convert.store import TensorStore
+from edgeqwen.convert.weights import StoredWeights, WeightWriter, layer_tensors
+from edgeqwen.core.model import KVType, Manifest, Quant, Source, Stage, WeightForm
+from edgeqwen.core.package import GENERATION_CONFIG, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
 from edgeqwen.errors import ModelInvalid
 
 Target = Literal["any", "vnni", "arm"]
@@ -34,6 +39,26 @@ WEIGHT_FORMS: dict[Target, WeightForm] = {"any": "unsigned", "vnni": "signed", "
 anywhere.
 """
 
+LAYER_FORMS: dict[Quant, tuple[Form, ...]] = {
+    "fp32": ("fp32",),
+    "int8": ("rows8",),
+    "int4": ("blocks4",),
+    "hybrid": ("rows8", "blocks4"),
+}
+GRAPH_FORMS: dict[Quant, dict[Stage, LinearForm]] = {
+    "fp32": {"decode": "fp32"},
+    "int8": {"decode": "rows"},
+    "int4": {"decode": "blocks"},
+    "hybrid": {"decode": "blocks", "prefill": "rows"},
+}
+DEFAULT_KV_TYPES: dict[Quant, tuple[KVType, ...]] = {
+    "fp32": ("fp32", "int8"),
+    "int8": ("fp32", "int8"),
+    "int4": ("int8", "fp32"),
+    "hybrid": ("int8", "fp32"),
+}
+"""A few rows are fastest in blocks, many in rows; a quant with one graph uses it for both."""
+
 
 def import_model(
     path: Path,
@@ -43,6 +68,7 @@ def import_model(
     target: Target,
     name: str,
     source: Source | None = None,
+    kv_scales: KVScales | None = None,
     progress: Progress = lambda _: None,
 ) -> Manifest:
     """Write the package of the checkpoint at `path` to the folder `out`, replacing a package that is there.
@@ -53,9 +79,16 @@ def import_model(
     checkpoint = open_checkpoint(path)
     try:
         with staging(out) as folder:
-            _write_graph(checkpoint, folder, quant=quant, form=WEIGHT_FORMS[target], progress=progress)
+            form = WEIGHT_FORMS[target]
+            with TensorStore(folder) as store:
+                writer = WeightWriter(store, checkpoint, form)
+                _write_weights(writer, checkpoint, quant, progress)
+                _write_graphs(store, checkpoint, folder, stored=writer.stored, quant=quant, kv_scales=kv_scales)
+            write_kernel_check(folder)
             _write_side_files(checkpoint, folder)
             manifest = _manifest(checkpoint, folder, quant=quant, target=target, name=name, source=source)
+            if kv_scales is not None:
+                manifest = msgspec.structs.replace(manifest, kv_types=DEFAULT_KV_TYPES[quant])
             (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             _check(folder)
             publish(folder, out)
@@ -65,13 +98,35 @@ def import_model(
     return manifest
 
 
-def _write_graph(checkpoint: Checkpoint, folder: Path, *, quant: Quant, form: WeightForm, progress: Progress) -> None:
-    with WeightsFile(folder / WEIGHTS) as weights:
-        builder = GraphBuilder(weights)
-        linears = make_linears(quant, builder, checkpoint, weight_form=form)
-        DecoderGraph(builder, checkpoint, linears, progress=progress).build()
-        builder.save(folder / GRAPH)
-    write_kernel_check(folder)
+def _write_weights(writer: WeightWriter, checkpoint: Checkpoint, quant: Quant, progress: Progress) -> None:
+    """Stage one: everything that is large, into the weights file."""
+    writer.write_matrices(is_quantized=quant != "fp32")
+    tensors = layer_tensors(expected_tensors(checkpoint.spec))
+    for index, tensor in enumerate(tensors):
+        for form in LAYER_FORMS[quant]:
+            writer.write_layer(tensor, form)
+        progress((index + 1) / (len(tensors) + 1))
+
+
+def _write_graphs(
+    store: TensorStore,
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    stored: StoredWeights,
+    quant: Quant,
+    kv_scales: KVScales | None,
+) -> None:
+    """Stage two: the graphs, which are small; each stage over each type of cache."""
+    for stage, form in GRAPH_FORMS[quant].items():
+        for scales in (None, kv_scales) if kv_scales else (None,):
+            is_integer = stage == "prefill" and scales is not None
+            builder = GraphBuilder(store, opset=SCATTER_OPSET if is_integer else OPSET)
+            linears = make_linears(form, builder, stored)
+            heads = Heads(builder, checkpoint, linears)
+            attention = Int8Attention(heads, scales) if is_integer and scales else GroupedAttention(heads, scales)
+            DecoderGraph(builder, checkpoint, linears, attention=attention).build()
+            builder.save(folder / graph_file(stage, "int8" if scales else "fp32"))
 
 
 def _write_side_files(checkpoint: Checkpoint, folder: Path) -> None:
@@ -108,8 +163,8 @@ def _check(folder: Path) -> None:
     """Open what was written as a daemon would, and see that each external tensor lies inside the weights file."""
     package = open_package(folder)
     size = package.manifest.sizes[WEIGHTS]
-    graph = onnx.load(str(package.graph_path), load_external_data=False)
-    for tensor in graph.graph.initializer:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if place and int(place["offset"]) + int(place["length"]) > size:
-            raise ModelInvalid(f"{folder / WEIGHTS}: tensor {tensor.name} lies outside the file")
+    for path in sorted(folder.glob("*.onnx")):
+        for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            if place and int(place["offset"]) + int(place["length"]) > size:
+                raise ModelInvalid(f"{folder / WEIGHTS}: tensor {tensor.name} lies outside the file")

@@ -7,10 +7,12 @@ from typing import Literal
 import msgspec
 
 Family = Literal["qwen3", "qwen2", "llama"]
-Quant = Literal["fp32", "int8", "int4"]
+Quant = Literal["fp32", "int8", "int4", "hybrid"]
+KVType = Literal["fp32", "int8"]
+Stage = Literal["decode", "prefill"]
 WeightForm = Literal["signed", "unsigned"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,8 +67,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`model.json`: all that a package says of itself.
 
-    `digests` maps each file of the package to `sha256:<hex>`, sizes stand in `sizes` (bytes). `notes` says in words
-    what was filled in or changed at import (a missing template, re-quantised tensors).
+    `kv_types` are the types of cache that the package has graphs for, the default first. `digests` maps each file of
+    the package to `sha256:<hex>`, sizes stand in `sizes` (bytes). `notes` says in words what was filled in or changed
+    at import (a missing template, re-quantised tensors).
     """
 
     name: str
@@ -78,5 +81,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     builder_version: str
     sizes: dict[str, int]
     digests: dict[str, str]
+    kv_types: tuple[KVType, ...] = ("fp32",)
     notes: tuple[str, ...] = ()
     format_version: int = FORMAT_VERSION

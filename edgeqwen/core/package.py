@@ -1,6 +1,9 @@
 """A model package on disk: the folder that an import writes and that is all a daemon reads.
 
-    model.json  decode.onnx (+ weights)  tokenizer.json  chat_template.jinja  generation_config.json
+    model.json  decode.onnx  [prefill.onnx]  weights.bin  tokenizer.json  chat_template.jinja  generation_config.json
+
+A graph over an int8 cache stands beside the one over a float32 cache, as `decode.kv8.onnx`; all graphs read the same
+weights. Steps of many rows take the prefill graph if there is one.
 
 `model.json` is the `Manifest`; it lists every other file with its size and digest, so a truncated, missing or mixed-up
 file is told by name before anything is loaded.
@@ -18,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from edgeqwen.core.model import FORMAT_VERSION, Manifest
+from edgeqwen.core.model import FORMAT_VERSION, KVType, Manifest, Stage
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 MANIFEST = "model.json"
@@ -39,9 +42,10 @@ class Package:
     manifest: Manifest
     generation_config: Mapping[str, Any]
 
-    @property
-    def graph_path(self) -> Path:
-        return self.path / GRAPH
+    def graph_path(self, stage: Stage, kv_type: KVType) -> Path | None:
+        """The graph of a stage over a type of cache; None if the package has none."""
+        path = self.path / graph_file(stage, kv_type)
+        return path if path.name in self.manifest.sizes else None
 
     @property
     def tokenizer_path(self) -> Path:
@@ -59,6 +63,11 @@ class Package:
             return _read(path).decode("utf-8") or None
         except UnicodeDecodeError as error:
             raise ModelInvalid(f"{path}: not UTF-8; import the model again") from error
+
+
+def graph_file(stage: Stage, kv_type: KVType) -> str:
+    """Name of a graph in a package."""
+    return f"{stage}.onnx" if kv_type == "fp32" else f"{stage}.kv8.onnx"
 
 
 def is_package(path: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +26,15 @@ class ArenaShape:
     num_heads: int
     capacity: int
     head_dim: int
+    dtype: type[np.float32] | type[np.int8] = np.float32
 
     @property
     def slot_bytes(self) -> int:
-        return self.num_heads * self.capacity * self.head_dim * 4
+        return self.num_heads * self.capacity * self.head_dim * np.dtype(self.dtype).itemsize
 
 
 class Arena:
-    """One arena of float32; `view` is the whole, `address(slot)` where a slot begins."""
+    """One arena; `view` is the whole, `address(slot)` where a slot begins."""
 
     def __init__(self, shape: ArenaShape) -> None:
         self.shape = shape
@@ -47,7 +48,7 @@ class Arena:
                 "lower --slots or --context, or set vm.overcommit_memory to 0 or 1"
             ) from error
         dims = (shape.num_slots, shape.num_heads, shape.capacity, shape.head_dim)
-        self.view: NDArray[np.float32] = np.frombuffer(self._map, np.float32).reshape(dims)
+        self.view: NDArray[Any] = np.frombuffer(self._map, self.shape.dtype).reshape(dims)
         self._base = int(self.view.ctypes.data)
 
     def address(self, slot: int) -> int:

@@ -11,6 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +21,10 @@ import onnxruntime as ort
 
 from edgeqwen.core.model import ModelSpec
 from edgeqwen.errors import ModelInvalid
+from edgeqwen.runtime.cache import KINDS
 
 MESSAGE_LEN = 300
-KINDS: Final = ("key", "value")
+FLASH_SWITCH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 
 def session_options(num_threads: int, *, is_precise: bool = False, affinities: str | None = None) -> ort.SessionOptions:
@@ -47,6 +51,24 @@ def open_session(path: Path, options: ort.SessionOptions) -> ort.InferenceSessio
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
         raise ModelInvalid(f"{path}: onnxruntime cannot load this graph: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def attention_settings(*, is_flash: bool) -> Iterator[None]:
+    """How sessions opened inside compute `GroupQueryAttention`: in blocks of the cache (flash), or plainly. Over an
+    int8 cache the plain way takes a third less time for one row. onnxruntime reads the setting from the environment
+    when it opens a session.
+    """
+    before = os.environ.get(FLASH_SWITCH)
+    if not is_flash:
+        os.environ[FLASH_SWITCH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(FLASH_SWITCH, None)
+        else:
+            os.environ[FLASH_SWITCH] = before
 
 
 def first_line(error: Exception) -> str:

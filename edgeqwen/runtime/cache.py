@@ -1,0 +1,65 @@
+"""All arenas of a model's KV cache, and how many tokens each slot holds."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from edgeqwen.core.model import KVType, ModelSpec
+from edgeqwen.core.step import KVData
+from edgeqwen.runtime.arena import Arena, ArenaShape
+
+KINDS: Final = ("key", "value")
+DTYPES: Final[dict[KVType, type[np.float32] | type[np.int8]]] = {"fp32": np.float32, "int8": np.int8}
+
+
+class Cache:
+    """A key and a value arena for each layer; `lengths[slot]` is the tokens that the slot holds."""
+
+    def __init__(self, spec: ModelSpec, kv_type: KVType, *, num_slots: int, capacity: int) -> None:
+        shape = ArenaShape(num_slots, spec.num_kv_heads, capacity, spec.head_dim, DTYPES[kv_type])
+        self.shape = shape
+        self.lengths = [0] * num_slots
+        self.bytes_per_token = spec.kv_floats_per_token * np.dtype(shape.dtype).itemsize
+        self._arenas = {f"{layer}.{kind}": Arena(shape) for layer in range(spec.num_layers) for kind in KINDS}
+
+    def bind(self, io: Any, first: int, num_slots: int) -> None:
+        """Bind `num_slots` slots from `first` on as past and present: the same memory, so nothing is copied."""
+        shape = self.shape
+        dims = (num_slots, shape.num_heads, shape.capacity, shape.head_dim)
+        for name, arena in self._arenas.items():
+            address = arena.address(first)
+            io.bind_input(f"past.{name}", "cpu", 0, shape.dtype, dims, address)
+            io.bind_output(f"present.{name}", "cpu", 0, shape.dtype, dims, address)
+
+    def read(self, slot: int, start: int, stop: int) -> KVData:
+        """A copy of the cache of `[start, stop)`."""
+        assert 0 <= start <= stop <= self.lengths[slot]
+        return np.stack([arena.view[slot, :, start:stop] for arena in self._arenas.values()])
+
+    def write(self, slot: int, start: int, data: KVData) -> None:
+        """Put what `read` gave into the slot from `start` on."""
+        assert start <= self.lengths[slot]
+        stop = start + data.shape[2]
+        for arena, block in zip(self._arenas.values(), data, strict=True):
+            arena.view[slot, :, start:stop] = block
+        self.lengths[slot] = stop
+
+    def move(self, src: int, dst: int) -> None:
+        """Move what slot `src` holds to `dst`."""
+        length = self.lengths[src]
+        for arena in self._arenas.values():
+            arena.view[dst, :, :length] = arena.view[src, :, :length]
+        self.lengths[dst] = length
+        self.release(src)
+
+    def release(self, slot: int) -> None:
+        """Empty a slot and give its memory back."""
+        for arena in self._arenas.values():
+            arena.release(slot)
+        self.lengths[slot] = 0
+
+    def close(self) -> None:
+        for arena in self._arenas.values():
+            arena.close()

@@ -1,0 +1,182 @@
+"""Graphs of a package, ready to run over a cache: each takes chunks and fills rows of logits.
+
+**Bindings are prepared once for a shape.** What a step needs in memory (ids, lengths, the rows wanted) lies in arrays
+that were bound when its shape first came; the next step of that shape writes into them and runs. Past and present are
+bound by pointer. So a decode step makes nothing anew and never loops over the layers.
+
+**Why chunks are padded to an even length over a float32 cache.** A sequence's logits are to be the same bits however it
+is cut into chunks and whoever is computed beside it. All operators here work row by row in an order that does not
+depend on the number of rows, but for one: the attention's float product has a kernel of its own for a single row, which
+adds up in another order. So a chunk never leaves a single row: an odd one gets a dummy token at its end, whose keys and
+values stand where the next token's will, and are overwritten by it. Only behind the last position that the model knows
+there is no place for one (the rotary tables end there), so that one row may differ in its last bits. Over an int8 cache
+the same operator has no such kernel. This holds on x86 processors with AVX2 or later, where it is tested; with SSE4
+alone every kernel's order depends on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from edgeqwen.core.step import Chunk, Logits
+from edgeqwen.errors import RuntimeFailed
+from edgeqwen.runtime.cache import Cache
+from edgeqwen.runtime.session import first_line
+
+KEPT_SHAPES: Final = 64
+SCORES_AT_ONCE: Final = 1 << 20  # query rows times keys of one run: 64 MB of scores with 16 heads
+
+
+class StepGraph(Protocol):
+    """Computes chunks (ascending slots) and writes their logits, chunk by chunk, into `logits` `[rows, vocabulary]`."""
+
+    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None: ...
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A bound shape; the session reads `inputs` by pointer, so they live as long as the binding."""
+
+    io: Any
+    inputs: dict[str, NDArray[Any]]
+
+
+class _Bindings:
+    """The last `KEPT_SHAPES` shapes of one session."""
+
+    def __init__(self, session: ort.InferenceSession, cache: Cache) -> None:
+        self._session = session
+        self._cache = cache
+        self._kept: OrderedDict[tuple[int, ...], _Prepared] = OrderedDict()
+
+    def prepare(self, first: int, num_slots: int, shapes: dict[str, tuple[tuple[int, ...], Any]]) -> _Prepared:
+        """The binding of slots `[first, first + num_slots)` with inputs of these (shape, type)."""
+        key = (first, num_slots, *(size for shape, _ in shapes.values() for size in shape))
+        prepared = self._kept.pop(key, None)
+        if prepared is None:
+            prepared = self._bind(first, num_slots, shapes)
+        self._kept[key] = prepared
+        if len(self._kept) > KEPT_SHAPES:
+            self._kept.popitem(last=False)
+        return prepared
+
+    def _bind(self, first: int, num_slots: int, shapes: dict[str, tuple[tuple[int, ...], Any]]) -> _Prepared:
+        io = self._session.io_binding()
+        self._cache.bind(io, first, num_slots)
+        inputs = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        for name, array in inputs.items():
+            io.bind_cpu_input(name, array)
+        return _Prepared(io, inputs)
+
+    def run(self, prepared: _Prepared, logits: Logits) -> None:
+        """Run a step; its logits go straight into `logits`."""
+        address = logits.ctypes.data if len(logits) else _NOWHERE.ctypes.data
+        try:
+            prepared.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, address)
+            self._session.run_with_iobinding(prepared.io)
+        except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+            raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
+
+
+_NOWHERE: Final = np.empty(1, np.float32)  # what a binding of no rows points at
+
+
+class BatchGraph:
+    """A graph with the fused attention: any chunks at once, over the contiguous range of slots from the first to the
+    last. A slot inside the range that has no chunk is a row with no tokens: the operator leaves its cache alone.
+
+    `pads_to_even` and `max_position`: see the header.
+    """
+
+    def __init__(self, session: ort.InferenceSession, cache: Cache, *, pads_to_even: bool, max_position: int) -> None:
+        self._bindings = _Bindings(session, cache)
+        self._pads_to_even = pads_to_even
+        self._max_position = max_position
+
+    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
+        first = chunks[0].slot
+        num_rows = chunks[-1].slot - first + 1
+        width = max(self._padded_len(chunk) for chunk in chunks)
+        shapes = {
+            "input_ids": ((num_rows, width), np.int64),
+            "seqlens_k": ((num_rows,), np.int32),
+            "query_seqlens": ((num_rows,), np.int32),
+            "total_len": ((), np.int32),
+            "logit_rows": ((len(logits),), np.int64),
+        }
+        prepared = self._bindings.prepare(first, num_rows, shapes)
+        self._fill(prepared.inputs, chunks, first=first, width=width)
+        self._bindings.run(prepared, logits)
+
+    def _fill(self, inputs: dict[str, NDArray[Any]], chunks: Sequence[Chunk], *, first: int, width: int) -> None:
+        ids, ends, new, wanted = (inputs[name] for name in ("input_ids", "seqlens_k", "query_seqlens", "logit_rows"))
+        if len(chunks) < len(ids):  # holes
+            ids.fill(0)
+            ends.fill(0)
+            new.fill(0)
+        longest, place = 0, 0
+        for chunk in chunks:
+            row, count, padded = chunk.slot - first, len(chunk.ids), self._padded_len(chunk)
+            ids[row, :count] = chunk.ids
+            ids[row, count:] = 0
+            new[row] = padded
+            ends[row] = chunk.start + padded - 1
+            longest = max(longest, chunk.start + padded)
+            if chunk.num_logits:
+                stop = row * width + count
+                wanted[place : place + chunk.num_logits] = range(stop - chunk.num_logits, stop)
+                place += chunk.num_logits
+        inputs["total_len"][...] = longest
+
+    def _padded_len(self, chunk: Chunk) -> int:
+        """Tokens of a chunk, with the dummy at its end if it gets one."""
+        count = len(chunk.ids)
+        is_padded = self._pads_to_even and chunk.stop < self._max_position
+        return count + count % 2 if is_padded else count
+
+
+class ChunkGraph:
+    """A graph with integer attention: one chunk at a time, in pieces whose scores stay within bounds."""
+
+    def __init__(self, session: ort.InferenceSession, cache: Cache) -> None:
+        self._bindings = _Bindings(session, cache)
+
+    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
+        place = 0
+        for chunk in chunks:
+            rows = logits[place : place + chunk.num_logits]
+            done = 0
+            for piece in _pieces(chunk):
+                self._run(piece, rows[done : done + piece.num_logits])
+                done += piece.num_logits
+            place += chunk.num_logits
+
+    def _run(self, chunk: Chunk, logits: Logits) -> None:
+        count = len(chunk.ids)
+        shapes = {
+            "input_ids": ((1, count), np.int64),
+            "start": ((1,), np.int64),
+            "logit_rows": ((chunk.num_logits,), np.int64),
+        }
+        prepared = self._bindings.prepare(chunk.slot, 1, shapes)
+        prepared.inputs["input_ids"][0] = chunk.ids
+        prepared.inputs["start"][0] = chunk.start
+        prepared.inputs["logit_rows"][:] = range(count - chunk.num_logits, count)
+        self._bindings.run(prepared, logits)
+
+
+def _pieces(chunk: Chunk) -> Iterator[Chunk]:
+    """The chunk cut so that rows times keys stay within `SCORES_AT_ONCE`; logits stay with the rows they belong to."""
+    size = max(1, SCORES_AT_ONCE // chunk.stop)
+    first_wanted = len(chunk.ids) - chunk.num_logits
+    for start in range(0, len(chunk.ids), size):
+        ids = chunk.ids[start : start + size]
+        stop = start + len(ids)
+        yield Chunk(chunk.slot, chunk.start + start, ids, max(0, stop - max(start, first_wanted)))
