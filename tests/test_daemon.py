@@ -53,6 +53,18 @@ def test_sigterm_ends_an_idle_daemon_cleanly() -> None:
         assert "ready model=fake" in daemon.log
 
 
+@pytest.mark.parametrize(
+    ("environ", "is_guessing"),
+    [({}, True), ({"EDGEQWEN_ENGINE_SPECULATION": "false"}, False), ({"EDGEQWEN_ENGINE_DETERMINISTIC": "true"}, False)],
+    ids=["as it comes", "switched off", "deterministic"],
+)
+def test_guesses_are_made_unless_the_configuration_forbids_them(environ: dict[str, str], is_guessing: bool) -> None:
+    with running_daemon(script_of(ANSWER), environ=environ) as daemon, daemon.client() as client:
+        assert client.request("chat", prompt="hi")["text"] == ANSWER
+        guesses = client.request("stats")["speculation"]
+        assert (guesses["drafted"] > 0) == (guesses["accepted"] > 0) == is_guessing
+
+
 def test_sigint_is_exit_130() -> None:
     with running_daemon(script_of("x")) as daemon:
         daemon.process.send_signal(signal.SIGINT)

@@ -83,7 +83,8 @@ class _Curve:
 
     def observe(self, place: int, seconds: float) -> None:
         self._num_steps += 1
-        self._ratios = None
+        if place or self._num_steps % _WIDE_IN_A_ROW == 0:  # narrow steps change nothing, but what is seen grows old
+            self._ratios = None
         if place:
             self._num_wide_in_a_row += 1
             if self._narrow:
