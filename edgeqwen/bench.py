@@ -18,7 +18,7 @@ import numpy as np
 
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
-from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz
+from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed
 from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
 
@@ -78,7 +78,8 @@ def bench(
     runtime = _load(package, options, threads)
     load_s = clock() - began_at
     try:
-        speeds = measure(runtime, options, clock)
+        with placed(threads.decode.calling_cpus):  # as the daemon's engine thread is
+            speeds = measure(runtime, options, clock)
         rss_bytes, frequency = resident_bytes(), clock_mhz()
     finally:
         runtime.close()
@@ -108,7 +109,7 @@ def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> Runti
     needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
     if needed > most:
         raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
-    return OnnxRuntime.load(package, OnnxOptions(options.num_streams, needed, threads.decode.num_threads))
+    return OnnxRuntime.load(package, OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=needed))
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

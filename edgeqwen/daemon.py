@@ -225,14 +225,9 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     kv, most = options.config.kv, package.manifest.spec.max_position
     if kv.context > most:
         raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
-    threads = options.threads.decode
-    wanted = OnnxOptions(
-        num_slots=kv.slots,
-        capacity=kv.context_of(most),
-        num_threads=threads.num_threads,
-    )
+    wanted = OnnxOptions.planned(options.threads, num_slots=kv.slots, capacity=kv.context_of(most))
     runtime = OnnxRuntime.load(fitting_package(package, read_processor(), options.cache_dir), wanted, progress)
-    place_calling_thread(threads.calling_cpus)
+    place_calling_thread(options.threads.decode.calling_cpus)
     return runtime
 
 

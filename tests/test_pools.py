@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeqwen.core.model import Quant
 from edgeqwen.core.package import open_package
 from edgeqwen.cpu import ThreadWishes, parse_cpu_list, read_thread_plan
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
@@ -77,6 +78,30 @@ def test_event_loop_and_text_are_not_held_to_the_engines_core() -> None:
     usable = os.sched_getaffinity(0)
     assert threads[str(daemon.process.pid)] == usable
     assert sum(cpus == usable for cpus in threads.values()) >= OWN_THREADS - 1
+
+
+def test_threads_of_a_listed_cpu_stay_on_it_and_the_others_do_not_follow() -> None:
+    usable = os.sched_getaffinity(0)
+    last = max(usable)
+    flags = ("--cpus", str(last), "--threads", "2")
+    with running_daemon("onnx", *flags, model=tiny_package(quant="int8")) as daemon:
+        threads = thread_cpus(ready(daemon).process.pid)
+        log = daemon.log
+    held = [cpus for cpus in threads.values() if cpus == {last}]
+    assert len(held) == (2 if len(usable) > 1 else len(threads))
+    assert "2 threads on 1 CPU wait for each other" in log
+
+
+@pytest.mark.parametrize(("quant", "num_pools"), [("int8", 1), ("hybrid", 2)])
+def test_each_thread_that_computes_has_its_place(quant: Quant, num_pools: int) -> None:
+    plan = read_thread_plan(ThreadWishes())
+    with running_daemon("onnx", model=tiny_package(quant=quant)) as daemon:
+        threads = thread_cpus(ready(daemon).process.pid)
+    pools = [plan.decode, plan.prefill][:num_pools]
+    expected = [plan.decode.calling_cpus, *(mask for pool in pools for mask in pool.masks[1:])]
+    held = [tuple(sorted(cpus)) for cpus in threads.values() if cpus != os.sched_getaffinity(0)]
+    assert sorted(held) == sorted(filter(None, expected))
+    assert len(threads) == OWN_THREADS + sum(pool.num_threads - 1 for pool in pools)
 
 
 def own_threads() -> set[str]:

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeqwen.cpu import Core, ThreadPlan, ThreadWishes, Topology, place_calling_thread, plan_threads, read_thread_plan
+from edgeqwen.cpu import (
+    Core,
+    ThreadPlan,
+    ThreadWishes,
+    Topology,
+    place_calling_thread,
+    placed,
+    plan_threads,
+    read_thread_plan,
+)
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 from tests.machines import CPU_FOLDER, FakeMachine, desktop_hybrid, pairs, put, singles, two_sockets
 
@@ -324,6 +333,14 @@ def test_placing_holds_the_calling_thread_alone() -> None:
     before = os.sched_getaffinity(0)
     last = max(before)
     assert on_a_thread((last,)) == (True, {last})
+    assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize("cpus", [(), (60_000,), (max(os.sched_getaffinity(0)),)])
+def test_placing_for_a_while_is_undone(cpus: tuple[int, ...]) -> None:
+    before = os.sched_getaffinity(0)
+    with placed(cpus):
+        assert os.sched_getaffinity(0) == (set(cpus) & before or before)
     assert os.sched_getaffinity(0) == before
 
 

@@ -17,7 +17,7 @@ from edgeqwen.cpu.processor import (
     read_processor,
 )
 from edgeqwen.cpu.sysfiles import format_cpu_list, parse_cpu_list
-from edgeqwen.cpu.threads import may_place_threads, place_calling_thread, read_thread_plan, usable_cpus
+from edgeqwen.cpu.threads import may_place_threads, place_calling_thread, placed, read_thread_plan, usable_cpus
 from edgeqwen.cpu.topology import Core, Topology, read_topology
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "parse_cpu_list",
     "parse_cpuinfo",
     "place_calling_thread",
+    "placed",
     "plan_threads",
     "read_memory",
     "read_processor",

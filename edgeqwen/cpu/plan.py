@@ -257,7 +257,8 @@ def _placing_reason(group: ThreadGroup, *, can_place: bool) -> str:
 def _warnings(most: int, num_cpus: int, quota: float | None) -> list[str]:
     warnings = []
     if most > num_cpus:
-        warnings.append(f"{most} threads on {num_cpus} CPUs wait for each other; ask for {num_cpus} at most")
+        where = "1 CPU" if num_cpus == 1 else f"{num_cpus} CPUs"
+        warnings.append(f"{most} threads on {where} wait for each other; ask for {num_cpus} at most")
     if quota is not None and most > quota:
         advice = f"ask for {floor(quota)} at most" if quota >= 1 else "give it a core (CPUQuota=100%) or more"
         text = f"{most} threads use up a quota of {quota:g} cores early in each period, then everything stands still"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from edgeqwen.cpu.groups import cpu_quota, cpuset
@@ -75,6 +75,18 @@ def may_place_threads() -> bool:
     thread.start()
     thread.join()
     return bool(allowed)
+
+
+@contextlib.contextmanager
+def placed(cpus: Collection[int]) -> Iterator[None]:
+    """The calling thread is held to these CPUs inside, as far as the kernel lets it, and afterwards is where it was."""
+    before = os.sched_getaffinity(0)
+    is_placed = place_calling_thread(cpus)
+    try:
+        yield
+    finally:
+        if is_placed:
+            place_calling_thread(before)
 
 
 def place_calling_thread(cpus: Collection[int]) -> bool:
