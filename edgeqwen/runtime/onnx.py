@@ -21,7 +21,7 @@ from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
 from edgeqwen.cpu import ThreadPlan
 from edgeqwen.errors import ConfigInvalid, ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
+from edgeqwen.runtime.kernel_check import needs_precise_kernel
 from edgeqwen.runtime.session import attention_settings, has_shape, open_session, session_options
 from edgeqwen.runtime.step_graph import BatchGraph, ChunkGraph, StepGraph
 
@@ -90,15 +90,15 @@ class OnnxRuntime:
         `ConfigInvalid` if it has none for the type of cache.
         """
         manifest = package.manifest
-        kernels = choose_kernels(package.path / KERNEL_CHECK)
-        kv_type = options.kv_type or _default_kv_type(package, kernels)
+        kv_type = options.kv_type or manifest.kv_types[0]
         if kv_type not in manifest.kv_types:
             raise ConfigInvalid(
                 f"kv.type: {package.path} has no {kv_type} cache (its scales come from calibration); import it again "
                 f"without --fast, or use --kv {manifest.kv_types[0]}"
             )
+        is_precise = needs_precise_kernel(package.path / KERNEL_CHECK)
         progress(0.1)
-        opened = _Opener(package, kv_type, options=options, kernels=kernels)
+        opened = _Opener(package, kv_type, options=options, is_precise=is_precise)
         stages: tuple[Stage, ...] = ("decode",) if options.is_single else ("decode", "prefill")
         sessions = {stage: session for stage in stages if (session := opened.open(stage)) is not None}
         progress(0.8)
@@ -161,13 +161,6 @@ class OnnxRuntime:
         self.release(0)
 
 
-def _default_kv_type(package: Package, kernels: KernelChoice) -> KVType:
-    """The package's own, unless its prefill graph is one of integer attention that must not be used here."""
-    kv_types = package.manifest.kv_types
-    is_lost = not kernels.has_integer_attention and package.graph_path("prefill", kv_types[0]) is not None
-    return "fp32" if is_lost and "fp32" in kv_types else kv_types[0]
-
-
 @dataclass(frozen=True, slots=True)
 class _Opener:
     """Opens the graphs of a package over one type of cache."""
@@ -175,19 +168,18 @@ class _Opener:
     package: Package
     kv_type: KVType
     options: OnnxOptions
-    kernels: KernelChoice
+    is_precise: bool
 
     def open(self, stage: Stage) -> ort.InferenceSession | None:
-        """The session of a stage; None if the package has none that is right here. Raises `ModelInvalid`."""
+        """The session of a stage; None if the package has none. Raises `ModelInvalid`."""
         path = self.package.graph_path(stage, self.kv_type)
-        is_integer = stage == "prefill" and self.kv_type == "int8"
-        if path is None or (is_integer and not self.kernels.has_integer_attention):
+        if path is None:
             return None
         given = self.options
         count, affinities = given.num_threads, given.affinities
         if stage == "prefill" and given.num_prefill_threads:
             count, affinities = given.num_prefill_threads, given.prefill_affinities
-        options = session_options(count, is_precise=self.kernels.is_precise, affinities=affinities)
+        options = session_options(count, is_precise=self.is_precise, affinities=affinities)
         with attention_settings(is_flash=self.kv_type == "fp32"):
             session = open_session(path, options)
         if not has_shape(session, self.package.manifest.spec):
