@@ -118,7 +118,7 @@ def test_a_setting_far_from_the_best_is_measured_in_the_first_round_only(monkeyp
         return {"prefill_tok_s": 1.0, "decode_tok_s": {"plain": 10.0, "flash": 20.0, "default": 30.0}[setting]}
 
     monkeypatch.setattr(Contender, "measure", fake)
-    speed.measure([OURS], [PEER], points.points_of([ROW]), pairs=2, num_threads=1)
+    list(speed.measure([OURS], [PEER], points.points_of([ROW]), pairs=2, num_threads=1))
     assert asked == [("int8", "default"), ("q", "plain"), ("q", "flash"), ("int8", "default"), ("q", "flash")]
 
 
@@ -132,7 +132,7 @@ def test_what_fails_is_kept_with_its_reason_and_not_tried_again(monkeypatch: pyt
         return {"decode_tok_s": 10.0}
 
     monkeypatch.setattr(Contender, "measure", fake)
-    speeds = speed.measure([OURS], [PEER], points.points_of([ROW]), pairs=2, num_threads=1)
+    *_, speeds = speed.measure([OURS], [PEER], points.points_of([ROW]), pairs=2, num_threads=1)
     assert speeds.failures == {("peer q", "flash", ROW.point): "signal 11"}
     assert asked.count("flash") == 1
     cell = speed.compare(speeds, OURS, PEER, ROW)

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from benchmarks._standin import NUM_LAYERS
 from benchmarks.peers import models, plot, quality, rest, speed
-from benchmarks.peers.catalogue import PEERS, Form, peer_named
+from benchmarks.peers.catalogue import FORMS, PEERS, Form, peer_named
 from benchmarks.peers.contenders import OURS, Contender, ours, theirs
 from benchmarks.peers.environments import CHECKOUT, Environment, Unavailable, prepare, say
 from benchmarks.peers.models import Model
-from benchmarks.peers.points import points_of, rows_of
+from benchmarks.peers.points import Row, points_of, rows_of
 from benchmarks.peers.report import Report, machine, render
 
 KINDS = ("prefill", "decode", "streams", "rest", "quality")
@@ -70,17 +70,20 @@ def main() -> None:
         measure_quality(session)
     if not given.prepare:
         write(session)
+        print(render(session.report, is_markdown=given.markdown))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [peer.name for peer in PEERS]
     parser.add_argument("--only", type=_list_of(names), default=names, help=f"of {','.join(names)}")
+    parser.add_argument("--forms", type=_list_of(FORMS), help=f"of {', '.join(FORMS)}; default: all")
     parser.add_argument("--rows", type=_list_of(KINDS), default=list(KINDS), help=f"of {','.join(KINDS)}")
     parser.add_argument("--quants", type=lambda text: text.split(","), default=["int8", "int4", "hybrid"])
     parser.add_argument("--pairs", type=int, default=3, help="rounds; default: 3")
     parser.add_argument("--threads", type=int, default=2, help="for both sides; default: 2")
     parser.add_argument("--longest", type=int, default=3072, help="leave out longer prompts; default: 3072")
+    parser.add_argument("--decode", type=int, default=64, help="decode at most so many tokens in a run; default: 64")
     parser.add_argument("--layers", type=int, default=NUM_LAYERS, help="fewer make a trial of this program quick")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of idling to measure; default: 60")
     parser.add_argument("--kv", help="type of the cache, for every package of ours; default: its own choice")
@@ -88,6 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--python", type=_assignment, action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--source", type=Path, help="GGUF file for the rows of quality; default: a small package's")
     parser.add_argument("--remake", action="store_true", help="import our packages again")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="default: report.json in the cache")
     parser.add_argument("--prepare", action="store_true", help="set up and make everything, measure nothing")
     parser.add_argument("--markdown", action="store_true", help="tables in Markdown")
     given = parser.parse_args()
@@ -142,8 +146,10 @@ def contenders(
             own.append(ours(quant, path, bench_options(given)))
     for environment in session.environments:
         for form in filter(wanted, environment.peer.forms):
-            make = partial(models.form, model, environment, form)
-            if path := session.attempt(f"{environment.peer.name} {form.name}", make):
+            label = f"{environment.peer.name} {form.name}"
+            if given.forms and label not in given.forms:
+                continue
+            if path := session.attempt(label, partial(models.form, model, environment, form)):
                 other.append(theirs(environment, form, path))
     return own, other
 
@@ -155,13 +161,8 @@ def measure_shape(session: Session) -> None:
     if given.prepare:
         return
     rows = rows_of(given.rows, longest=given.longest)
-    found = speed.measure(own, other, points_of(rows), pairs=given.pairs, num_threads=given.threads)
-    for (label, setting, point), reason in found.failures.items():
-        session.report.unavailable.append({"what": f"{label} ({setting}) at {point}", "reason": reason})
-    for mine in own:
-        report.own += speed.own_medians(found, mine, rows)
-        cells = (speed.compare(found, mine, peer, row) for peer in other for row in rows)
-        report.comparisons += [cell for cell in cells if cell]
+    if rows:
+        measure_speed(session, own, other, rows)
     if "rest" in given.rows:
         report.rest, failures = rest.measure(
             [*own, *other],
@@ -172,6 +173,23 @@ def measure_shape(session: Session) -> None:
         )
         for label, reason in failures.items():
             session.fail(f"{label}: start, memory, idle", reason)
+
+
+def measure_speed(session: Session, own: list[Contender], other: list[Contender], rows: list[Row]) -> None:
+    """Round by round; the report is written after each, so that an end before its time leaves what there is."""
+    given, report = session.given, session.report
+    known = len(report.unavailable)
+    points = points_of(rows, most_decoded=given.decode)
+    for found in speed.measure(own, other, points, pairs=given.pairs, num_threads=given.threads):
+        report.own = [each for mine in own for each in speed.own_medians(found, mine, rows)]
+        cells = (speed.compare(found, mine, peer, row) for mine in own for peer in other for row in rows)
+        report.comparisons = [cell for cell in cells if cell]
+        failures = found.failures.items()
+        report.unavailable[known:] = [
+            {"what": f"{label} ({setting}), {prompt} tokens, {streams} streams", "reason": reason}
+            for (label, setting, (prompt, streams)), reason in failures
+        ]
+        write(session)
 
 
 def measure_quality(session: Session) -> None:
@@ -189,11 +207,11 @@ def measure_quality(session: Session) -> None:
 
 
 def write(session: Session) -> None:
-    cache, report = session.given.cache, session.report
-    (cache / "report.json").write_text(json.dumps(report.to_dict(), indent=1) + "\n", encoding="utf-8")
-    (cache / "report.svg").write_text(plot.svg(report), encoding="utf-8")
-    print(render(report, is_markdown=session.given.markdown))
-    say(f"{cache / 'report.json'} and report.svg")
+    """JSON and picture of what was found so far."""
+    path = session.given.report or session.given.cache / "report.json"
+    path.write_text(json.dumps(session.report.to_dict(), indent=1) + "\n", encoding="utf-8")
+    path.with_suffix(".svg").write_text(plot.svg(session.report), encoding="utf-8")
+    say(f"{path} and {path.with_suffix('.svg').name}")
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ PEERS: Final = (
             Form("Q4_0", "Q4_0.gguf", LLAMA_SETTINGS),
             Form("Q4_K_M", "Q4_K_M.gguf", LLAMA_SETTINGS),
             Form("Q8_0", "Q8_0.gguf", LLAMA_SETTINGS),
+            Form("Q6_K", "Q6_K.gguf", LLAMA_SETTINGS),
             Form("Q5_K_M", "Q5_K_M.gguf", LLAMA_SETTINGS, has_speed=False),
-            Form("Q6_K", "Q6_K.gguf", LLAMA_SETTINGS, has_speed=False),
         ),
     ),
     Peer(
@@ -79,6 +79,10 @@ PEERS: Final = (
         forms=(Form("bf16", "", ("bf16",)),),
     ),
 )
+
+
+FORMS: Final = tuple(f"{peer.name} {form.name}" for peer in PEERS for form in peer.forms)
+"""Labels of all forms."""
 
 
 def peer_named(name: str) -> Peer:

@@ -62,12 +62,12 @@ def rows_of(kinds: Sequence[str], *, longest: int) -> list[Row]:
     return rows
 
 
-def points_of(rows: Sequence[Row]) -> list[Point]:
+def points_of(rows: Sequence[Row], *, most_decoded: int = 64) -> list[Point]:
     """The processes that give these rows: as few as possible, decoding only where a row asks for it."""
     points = []
     for prompt, streams in dict.fromkeys(row.point for row in rows):
         here = tuple(row for row in rows if row.point == (prompt, streams))
         is_decoding = any(row.metric == "decode_tok_s" for row in here)
         num_decoded = 1 if not is_decoding else 64 if prompt <= 128 and streams == 1 else 32
-        points.append(Point(prompt, num_decoded, streams, here))
+        points.append(Point(prompt, min(num_decoded, most_decoded), streams, here))
     return points

@@ -65,8 +65,8 @@ class Speeds:
 
 def measure(
     ours: Sequence[Contender], theirs: Sequence[Contender], points: Sequence[Point], *, pairs: int, num_threads: int
-) -> Speeds:
-    """Run everything `pairs` times in turns. Without peers ours are measured alone."""
+) -> Iterator[Speeds]:
+    """Run everything `pairs` times in turns; after each round all that was found so far. Without peers ours alone."""
     speeds = Speeds()
     groups = [(name, list(forms)) for name, forms in groupby(theirs, key=lambda each: each.engine)] or [("", [])]
     for number in range(pairs):
@@ -75,7 +75,7 @@ def measure(
                 say(f"round {number + 1} of {pairs}: {point.prompt} tokens, {point.streams} streams, {name or 'alone'}")
                 for contender in (*ours, *forms):
                     _turn(speeds, contender, point, turn=(number, name), num_threads=num_threads)
-    return speeds
+        yield speeds
 
 
 def _turn(speeds: Speeds, contender: Contender, point: Point, *, turn: tuple[int, str], num_threads: int) -> None:
