@@ -222,9 +222,10 @@ def test_package_of_another_version_is_noted() -> None:
 
 def test_needs_are_weights_libraries_and_cache() -> None:
     manifest = manifest_of(sizes={"decode.onnx": 5, "weights.bin": 1000, "tokenizer.json": 70})
-    needs = needs_of(manifest, context=100)
-    assert needs.weights == 1005 + (130 << 20)
-    assert needs.conversation == 100 * 4 * manifest.spec.kv_floats_per_token
+    numbers = 100 * manifest.spec.kv_floats_per_token
+    assert needs_of(manifest, context=100) == Needs(1005 + (130 << 20), 4 * numbers)
+    small = msgspec.structs.replace(manifest, kv_types=("int8", "fp32"))
+    assert needs_of(small, context=100).conversation == numbers
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edgeqwen import __version__
 from edgeqwen.config import KvTable
-from edgeqwen.core.model import Manifest
+from edgeqwen.core.model import KVType, Manifest
 from edgeqwen.core.package import open_package, verify_digests
 from edgeqwen.cpu import Memory, Processor
 from edgeqwen.doctor.finding import Finding, size_text
@@ -18,7 +18,9 @@ from edgeqwen.errors import EXIT_CONFIG, FileError
 BASE_BYTES: Final = 130 << 20
 """The interpreter with all libraries, before any weights."""
 
-FLOAT_BYTES: Final = 4
+KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1}
+"""Of a number in the cache."""
+
 ROW_QUANTS: Final = ("int8", "hybrid")
 """Those whose weights have a form that depends on the processor."""
 
@@ -32,9 +34,9 @@ class Needs:
 
 
 def needs_of(manifest: Manifest, context: int) -> Needs:
-    """What serving needs at least."""
+    """What serving needs at least, with the package's own type of cache."""
     weights = sum(size for name, size in manifest.sizes.items() if name.endswith((".onnx", ".bin")))
-    return Needs(BASE_BYTES + weights, FLOAT_BYTES * manifest.spec.kv_floats_per_token * context)
+    return Needs(BASE_BYTES + weights, KV_BYTES[manifest.kv_types[0]] * manifest.spec.kv_floats_per_token * context)
 
 
 @dataclass(frozen=True, slots=True)
