@@ -44,7 +44,8 @@ def _huge_page_findings(root: Path) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "huge-pages",
-            "transparent huge pages are set to always: memory is given out 2 MB at a time, also where little is used",
+            "transparent huge pages are set to always: memory is given out 2 MB at a time, also where little is used "
+            "(the cache of conversations declines them)",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         )
 

@@ -2,10 +2,15 @@
 
 Arenas are anonymous mappings without reserved swap: they cost address space when made, memory only where a sequence has
 written, and `release` gives a slot's pages back. The engine's operators read and write them in place, by pointer.
+
+Transparent huge pages are declined: a head's rows of one slot lie megabytes apart from the next head's, so where the
+kernel hands out 2 MB at a time, the first token of a conversation would take that much for each head (940 MB in all
+instead of 2 for Qwen3-0.6B).
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 from typing import Any, Final
@@ -47,6 +52,8 @@ class Arena:
                 f"cannot reserve {total >> 20} MiB of address space for the KV cache ({error.strerror}): "
                 "lower --slots or --context, or set vm.overcommit_memory to 0 or 1"
             ) from error
+        with contextlib.suppress(OSError):  # a kernel without huge pages does not know the advice
+            self._map.madvise(mmap.MADV_NOHUGEPAGE)
         dims = (shape.num_slots, shape.num_heads, shape.capacity, shape.head_dim)
         self.view: NDArray[Any] = np.frombuffer(self._map, self.shape.dtype).reshape(dims)
         self._base = int(self.view.ctypes.data)
