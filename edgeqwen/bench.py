@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from edgeqwen.core.model import KVType
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed
@@ -33,6 +34,7 @@ class BenchOptions:
     num_prompt: int = 128
     num_decode: int = 64
     num_streams: int = 1
+    kv_type: KVType | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class BenchReport:
     model: str
     quant: str
     weight_form: str
+    kv: str
     threads: int
     prefill_threads: int
     cpus: str
@@ -88,6 +91,7 @@ def bench(
         model=manifest.name,
         quant=manifest.quant,
         weight_form=manifest.weight_form,
+        kv=_kv_type(package, options),
         threads=threads.decode.num_threads,
         prefill_threads=threads.prefill.num_threads,
         cpus=threads.to_dict()["cpus"],
@@ -109,7 +113,14 @@ def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> Runti
     needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
     if needed > most:
         raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
-    return OnnxRuntime.load(package, OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=needed))
+    wanted = OnnxOptions.planned(
+        threads, num_slots=options.num_streams, capacity=needed, kv_type=_kv_type(package, options)
+    )
+    return OnnxRuntime.load(package, wanted)
+
+
+def _kv_type(package: Package, options: BenchOptions) -> KVType:
+    return package.manifest.kv_types[0] if options.kv_type == "auto" else options.kv_type
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

@@ -22,9 +22,12 @@ MAX_DEFAULT_CONTEXT = 8192
 Value: TypeAlias = int | float | str | bool
 
 
-def _key(default: Any, *, least: float | None = None, most: float | None = None) -> Any:
-    """A dataclass field with a range, both ends included."""
-    return field(default=default, metadata={"least": least, "most": most})
+KV_TYPES = ("auto", "fp32", "int8")
+
+
+def _key(default: Any, *, least: float | None = None, most: float | None = None, options: tuple[str, ...] = ()) -> Any:
+    """A dataclass field with a range, both ends included, or with the texts that it may be."""
+    return field(default=default, metadata={"least": least, "most": most, "options": options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,13 @@ class CpuTable:
 
 @dataclass(frozen=True, slots=True)
 class KvTable:
-    """`context` is the tokens one slot holds; 0 means the model's own limit, at most 8,192."""
+    """`context` is the tokens one slot holds; 0 means the model's own limit, at most 8,192. `type` is how keys and
+    values are kept: `auto` takes what suits the package and the memory there is.
+    """
 
     slots: int = _key(8, least=1, most=256)
     context: int = _key(0, least=0, most=1_048_576)
+    type: str = _key("auto", options=KV_TYPES)
 
     def context_of(self, max_position: int) -> int:
         """The tokens of a slot for a model that has `max_position`."""
@@ -219,6 +225,9 @@ def _checked(setting: _Setting) -> Any:
         value = float(value)
     if type(value) is not kind:
         raise ConfigInvalid(f"{setting.origin}: must be {_KIND_NAMES[kind]}")
+    options = known.metadata.get("options")
+    if options and value not in options:
+        raise ConfigInvalid(f"{setting.origin}: must be one of {', '.join(options)}")
     least, most = known.metadata.get("least"), known.metadata.get("most")
     # Written so that NaN, which compares false with everything, is refused too.
     if least is not None and not value >= least:

@@ -21,12 +21,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
-from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config
+from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config, KvTable
+from edgeqwen.core.fit import choose_kv_type
+from edgeqwen.core.model import KVType, Manifest
 from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
+from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import ThreadPlan, place_calling_thread, read_processor
+from edgeqwen.cpu import ThreadPlan, fingerprint, place_calling_thread, read_memory, read_processor
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.errors import EXIT_INTERRUPTED, ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
@@ -225,10 +228,42 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     kv, most = options.config.kv, package.manifest.spec.max_position
     if kv.context > most:
         raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
-    wanted = OnnxOptions.planned(options.threads, num_slots=kv.slots, capacity=kv.context_of(most))
+    wanted = OnnxOptions.planned(
+        options.threads,
+        num_slots=kv.slots,
+        capacity=kv.context_of(most),
+        kv_type=_kv_type(package, kv),
+        is_single=options.config.engine.deterministic,
+        profile_path=_profile_place(options),
+    )
     runtime = OnnxRuntime.load(fitting_package(package, read_processor(), options.cache_dir), wanted, progress)
     place_calling_thread(options.threads.decode.calling_cpus)
     return runtime
+
+
+def _kv_type(package: Package, kv: KvTable) -> KVType:
+    """The type of cache that the configuration names; for `auto`, what suits package and memory."""
+    if kv.type != "auto":
+        return cast(KVType, kv.type)
+    manifest = package.manifest
+    num_tokens = kv.slots * kv.context_of(manifest.spec.max_position)
+    free_bytes = read_memory().free
+    picked, reason = choose_kv_type(manifest.spec, manifest.kv_types, num_tokens=num_tokens, free_bytes=free_bytes)
+    log.info("cache %s: %s", picked, reason)
+    return picked
+
+
+def _profile_place(options: DaemonOptions) -> Callable[[Manifest, KVType], Path]:
+    """Where what is measured of this machine is kept; a folder that cannot be written has been warned of."""
+    import onnxruntime
+
+    from edgeqwen.runtime.profile import profile_path
+
+    folder = writable_folder(options.state_dir) or options.state_dir
+    machine = fingerprint(
+        read_processor(), thread_counts=options.threads.counts, runtime_version=onnxruntime.__version__
+    )
+    return lambda manifest, kv_type: profile_path(folder, machine, manifest, kv_type)
 
 
 def _open_fake_model(options: DaemonOptions) -> Model:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeqwen.core.model import KVType, Stage
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.errors import BadRequest, CannotWrite, ModelInvalid, ModelMissing
@@ -29,7 +30,7 @@ from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.text import Tokenizer
 
 WINDOW: Final = 1024
-CHUNK: Final = 128
+CHUNK: Final = 32  # rows with logits in one step: each takes memory in the size of the fine head's rows
 BUILT_IN: Final = ("english", "code", "chinese")
 Doubles = NDArray[np.float64]
 
@@ -89,11 +90,14 @@ def evaluate(
     text_path: Path | None = None,
     against: Path | None = None,
     num_threads: int = 1,
+    kv_type: KVType | None = None,
+    stage: Stage = "decode",
     progress: Callable[[float], None] = lambda _: None,
 ) -> EvalReport:
     """Score the package at `path` on a text (default: the built-in ones), against another package if given.
 
-    `progress` is called with the share done, 0 to 1.
+    `kv_type` None is the package's own; the other package has a float32 cache. `stage` is the graph that is measured,
+    in packages with one for answers (`decode`) and one for prompts. `progress` is called with the share done, 0 to 1.
     """
     package = open_package(path)
     reference = open_package(against) if against else None
@@ -104,7 +108,9 @@ def evaluate(
     ids = {name: tokenizer.encode(text, special=False) for name, text in texts.items()}
     if text_path and len(ids[text_path.name]) < 2:
         raise BadRequest(f"{text_path}: the text is too short, it needs at least two tokens", field="text")
-    runtimes = [_load(each, num_threads) for each in (package, reference) if each]
+    runtimes = [_load(package, num_threads, kv_type=kv_type, stage=stage)]
+    if reference:
+        runtimes.append(_load(reference, num_threads, kv_type="fp32"))
     try:
         samples = _measure_all(runtimes, ids, progress)
     finally:
@@ -146,9 +152,24 @@ def built_in_texts() -> dict[str, str]:
     return {name: (folder / f"{name}.txt").read_text(encoding="utf-8") for name in BUILT_IN}
 
 
-def _load(package: Package, num_threads: int, *, capacity: int = WINDOW) -> OnnxRuntime:
+def _load(
+    package: Package,
+    num_threads: int,
+    *,
+    capacity: int = WINDOW,
+    kv_type: KVType | None = None,
+    stage: Stage = "decode",
+) -> OnnxRuntime:
     capacity = min(capacity, package.manifest.spec.max_position)
-    return OnnxRuntime.load(package, OnnxOptions(num_slots=1, capacity=capacity, num_threads=num_threads))
+    options = OnnxOptions(
+        num_slots=1,
+        capacity=capacity,
+        num_threads=num_threads,
+        kv_type=kv_type,
+        is_single=stage == "decode",
+        prefill_rows=1,
+    )
+    return OnnxRuntime.load(package, options)
 
 
 def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:

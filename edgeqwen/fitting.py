@@ -69,7 +69,7 @@ def better_target(package: Package, processor: Processor) -> Target | None:
 def _is_right(package: Package) -> bool:
     from edgeqwen.runtime.kernel_check import examine
 
-    return not examine(package.path / KERNEL_CHECK).wrong
+    return not examine(package.path / KERNEL_CHECK).wrong_weights
 
 
 def mending_command(package: Package, target: Target) -> str:

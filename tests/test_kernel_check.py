@@ -29,7 +29,7 @@ from edgeqwen.core.kernel import (
 from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH
 from edgeqwen.errors import ModelInvalid
-from edgeqwen.runtime.kernel_check import ROWS, examine, needs_precise_kernel
+from edgeqwen.runtime.kernel_check import ROWS, KernelChoice, choose_kernels, examine
 from tests.models import tiny_package
 
 KERNELS: list[Kernel] = [
@@ -107,7 +107,7 @@ def test_integer_product_that_is_one_off_is_told(kernel: RowKernel, tmp_path: Pa
     path = write_check(tmp_path, [kernel], **{f"{kernel.name}.weights": weights})
     assert examine(path).wrong == (kernel,)
     with pytest.raises(ModelInvalid, match="--target any" if kernel.form == "signed" else "another --quant"):
-        needs_precise_kernel(path)
+        choose_kernels(path)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -117,7 +117,7 @@ def test_block_product_with_a_shifted_zero_point_is_told_and_others_are_not(bits
     path = write_check(tmp_path, [right, shifted], **{f"{shifted.name}.zeros": zeros})
     assert examine(path).wrong == (shifted,)
     with pytest.raises(ModelInvalid, match=f"{bits}-bit weights in blocks of 32 wrongly.*another --quant"):
-        needs_precise_kernel(path)
+        choose_kernels(path)
 
 
 def test_block_products_may_be_off_by_what_rounding_activations_to_8_bits_can_do() -> None:
@@ -142,7 +142,18 @@ def test_package_checks_the_kernels_that_its_graph_uses(
     assert (package / KERNEL_CHECK).exists() == bool(used)
     if used:
         assert set(examine(package / KERNEL_CHECK).kernels) == used
-    assert needs_precise_kernel(package / KERNEL_CHECK) is False
+    assert choose_kernels(package / KERNEL_CHECK).is_precise is False
+
+
+def test_wrong_product_of_two_activations_costs_integer_attention_and_no_more(tmp_path: Path) -> None:
+    attention, weights = RowKernel("signed", is_computed=True), RowKernel("unsigned")
+    model = check_model([attention, weights])
+    node = next(node for node in model.graph.node if node.output[0] == attention.name)
+    node.input[4] = "shifted"  # the zero point of the activations
+    model.graph.initializer.append(numpy_helper.from_array(np.array(127, np.uint8), "shifted"))
+    onnx.save(model, str(tmp_path / KERNEL_CHECK))
+    assert examine(tmp_path / KERNEL_CHECK).wrong == (attention,)
+    assert choose_kernels(tmp_path / KERNEL_CHECK) == KernelChoice(is_precise=False, has_integer_attention=False)
 
 
 def test_product_of_two_activations_is_a_kernel_of_its_own() -> None:
@@ -167,7 +178,7 @@ def test_graph_that_is_no_check_is_named(tmp_path: Path) -> None:
         examine(tiny_package("qwen3", "fp32") / GRAPH)
     (tmp_path / KERNEL_CHECK).write_bytes(b"noise")
     with pytest.raises(ModelInvalid, match=KERNEL_CHECK):
-        needs_precise_kernel(tmp_path / KERNEL_CHECK)
+        choose_kernels(tmp_path / KERNEL_CHECK)
 
 
 def test_all_numbers_of_rows_are_tried() -> None:

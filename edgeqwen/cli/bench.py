@@ -9,6 +9,7 @@ import click
 
 from edgeqwen.cli.places import models_folder
 from edgeqwen.cli.threads import checked_processor, planned_threads, thread_options
+from edgeqwen.config import KV_TYPES
 
 
 @click.command("bench", short_help="Measure speed, load time and memory of a package.")
@@ -16,6 +17,7 @@ from edgeqwen.cli.threads import checked_processor, planned_threads, thread_opti
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "num_decode", type=click.IntRange(1), default=64, show_default=True, help="Generated tokens.")
 @click.option("--streams", "num_streams", type=click.IntRange(1, 256), default=1, show_default=True, help="At once.")
+@click.option("--kv", "kv_type", type=click.Choice(KV_TYPES), default="auto", show_default=True, help="Cache.")
 @thread_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of words.")
 def command(package: str, *, threads: int, cpus: str, as_json: bool, **options: Any) -> None:

@@ -11,6 +11,7 @@ import click
 from edgeqwen.cli.places import models_folder
 from edgeqwen.cli.progress import progress_bar
 from edgeqwen.cli.threads import checked_processor, planned_threads, thread_options
+from edgeqwen.config import KV_TYPES
 
 if TYPE_CHECKING:
     from edgeqwen.evaluate import EvalReport
@@ -24,6 +25,14 @@ FILE = click.Path(path_type=Path)
 @click.option("--against", help="Package to compare with: KL divergence, agreement of the likeliest token.")
 @click.option("--ids", "ids_path", type=FILE, help="Token ids (.npy, 1-D) to write logits for, instead of measuring.")
 @click.option("--logits", "logits_path", type=FILE, help="Where: float32 [tokens, vocabulary] (.npy).")
+@click.option(
+    "--stage",
+    type=click.Choice(("decode", "prefill")),
+    default="decode",
+    show_default=True,
+    help="Graph to measure, where answers and prompts have one each.",
+)
+@click.option("--kv", "kv_type", type=click.Choice(KV_TYPES), default="auto", show_default=True, help="Cache.")
 @thread_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
@@ -62,10 +71,11 @@ def command(
     click.echo(report.to_json() if as_json else report.to_text())
 
 
-def _measure(path: Path, num_threads: int, *, text_path: Path | None, against: str | None) -> EvalReport:
+def _measure(path: Path, num_threads: int, *, against: str | None, kv_type: str, **measuring: Any) -> EvalReport:
     from edgeqwen.core.package import resolve_model
     from edgeqwen.evaluate import evaluate
 
+    kv: Any = None if kv_type == "auto" else kv_type
     other = resolve_model(against, models_folder()) if against else None
     with progress_bar(f"measuring {path.name}") as progress:
-        return evaluate(path, text_path=text_path, against=other, num_threads=num_threads, progress=progress)
+        return evaluate(path, against=other, num_threads=num_threads, kv_type=kv, progress=progress, **measuring)

@@ -101,16 +101,28 @@ def import_checkpoint(
     processor = checked_processor()
     from edgeqwen.convert.importer import import_model
 
-    quant: Any = options.quant
-    if quant == "auto":
-        quant = DEFAULT_QUANT
-        click.echo(f"edgeqwen: --quant auto takes {quant} (it does not weigh the alternatives yet)", err=True)
+    quant = _chosen_quant(path) if options.quant == "auto" else options.quant
     chosen = options.name or (options.out.name if options.out else default_name(name or path.name, quant))
     out = options.out or models_folder() / chosen
     target = options.target or processor.target
     with progress_bar(f"importing {chosen}") as progress:
         manifest = import_model(path, out, quant=quant, target=target, name=chosen, source=source, progress=progress)
     return out, manifest
+
+
+def _chosen_quant(path: Path) -> Any:
+    """What `auto` picks for the model at `path` on this machine; says why."""
+    from edgeqwen.convert.sources import open_checkpoint
+    from edgeqwen.core.fit import choose_quant
+    from edgeqwen.cpu import read_memory
+
+    checkpoint = open_checkpoint(path)
+    try:
+        quant, reason = choose_quant(checkpoint.spec, free_bytes=read_memory().free)
+    finally:
+        checkpoint.close()
+    click.echo(f"edgeqwen: --quant auto takes {quant}: {reason}", err=True)
+    return quant
 
 
 def default_name(source_name: str, quant: str) -> str:

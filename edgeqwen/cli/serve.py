@@ -37,6 +37,7 @@ BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 @click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
 @click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
 @click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
+@click.option("--kv", "kv_type", metavar="TYPE", help="Cache: fp32, int8 (a quarter of the memory) or auto.")
 @click.option("--threads", type=int, metavar="N", help=THREADS_HELP)
 @click.option("--cpus", metavar="LIST", help=CPUS_HELP)
 @click.option(
@@ -62,6 +63,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
         "runtime": "engine.runtime",
         "context": "kv.context",
         "slots": "kv.slots",
+        "kv_type": "kv.type",
         "threads": "cpu.threads",
         "cpus": "cpu.cpus",
         "state_dir": "service.state_dir",

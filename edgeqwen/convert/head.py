@@ -9,7 +9,8 @@ the `FINE_ROWS` largest of each position are then computed again from 8-bit bloc
     logits = coarse with fine at ids                        ScatterElements
 
 What decides the next token has 8-bit weights (and float activations); the tail keeps 4 bits, where a small error of a
-small probability is nothing. It costs a millisecond and saves more than three on a vocabulary of 150,000.
+small probability is little. It costs a millisecond and saves four on a vocabulary of 150,000. The blocks are small and
+their scales plain: a search for the least squared error shrinks them, and a tail that is too flat was twice as far off.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from edgeqwen.convert.checkpoint import EMBEDDING
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.weights import StoredBlocks, StoredWeights
 
-FINE_ROWS: Final = 256
+FINE_ROWS: Final = 512
 
 
 def multiply_blocks(build: GraphBuilder, x: str, matrix: StoredBlocks, output: str) -> str:
     """`x` times the transpose of a matrix in blocks, with int8 activations (accuracy level 4)."""
+    names = [matrix.codes, matrix.scales] + ([matrix.zero_points] if matrix.zero_points else [])
     return build.node(
         "MatMulNBits",
-        [x, build.stored(matrix.codes), build.stored(matrix.scales)],
+        [x, *(build.stored(name) for name in names)],
         output,
         domain=MICROSOFT,
         K=matrix.columns,

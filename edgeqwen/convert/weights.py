@@ -40,7 +40,7 @@ Bits = Literal[4, 8]
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """A matrix `[rows, columns]` of the store in blocks: names of its codes and scales."""
+    """A matrix `[rows, columns]` of the store in blocks: names of its codes, scales and (if it has any) zero points."""
 
     codes: str
     scales: str
@@ -48,6 +48,7 @@ class StoredBlocks:
     block_size: int
     rows: int
     columns: int
+    zero_points: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class WeightWriter:
             else:
                 self._write_plain(tensor)
         if is_quantized and self._checkpoint.tensors[output].shape[0] >= COARSE_FROM_ROWS:
-            coarse = self._write_streamed(output, bits=4, preferred=LAYER_BLOCK, label=".coarse")
+            coarse = self._write_streamed(output, bits=4, preferred=MATRIX_BLOCK, label=".coarse")
             self.stored.coarse_output = coarse
 
     def write_layer(self, tensor: str, form: Form) -> None:
@@ -132,7 +133,11 @@ class WeightWriter:
         packed = pack_nibbles(weights.codes) if bits == 4 else weights.codes
         self._store.add(names[0], packed.reshape(rows, columns // size, size * bits // 8))
         self._store.add(names[1], weights.scales)
-        return StoredBlocks(*names, bits, size, rows, columns)
+        zero_points = None
+        if weights.zero_points is not None:
+            points = pack_nibbles(_even(weights.zero_points)) if bits == 4 else weights.zero_points
+            zero_points = self._store.add(f"{tensor}.zero_points", points)
+        return StoredBlocks(*names, bits, size, rows, columns, zero_points)
 
     def _write_streamed(self, tensor: str, *, bits: Bits, preferred: int, label: str = "") -> StoredBlocks:
         """Blocks of a matrix, some rows at a time: the file's own where they fit unrounded, else quantised here."""
@@ -171,6 +176,11 @@ class WeightWriter:
         values = self._checkpoint.read(tensor, start, stop)
         quantized = quantize_blocks(values, bits=bits, block_size=size, searches=is_searched)
         return quantized.codes, quantized.scales
+
+
+def _even(codes: Uint8Array) -> Uint8Array:
+    """With a column of zeros at the end if their number is odd."""
+    return np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
 
 
 def layer_tensors(tensors: Mapping[str, object]) -> tuple[str, ...]:

@@ -46,15 +46,41 @@ class Findings:
     kernels: tuple[Kernel, ...]
     wrong: tuple[Kernel, ...]
 
+    @property
+    def wrong_weights(self) -> tuple[Kernel, ...]:
+        """Those of `wrong` that no graph of the package can do without."""
+        return tuple(kernel for kernel in self.wrong if not _is_of_activations(kernel))
 
-def needs_precise_kernel(path: Path) -> bool:
-    """Whether the products of the check graph at `path` are right only with onnxruntime's rewritten weights.
 
-    A package without such a graph has no quantised products. Raises `ModelInvalid` if some are wrong with both.
+@dataclass(frozen=True, slots=True)
+class KernelChoice:
+    """How a package is to be run here: `is_precise` with onnxruntime's rewritten weights; and whether graphs that
+    multiply quantised activations with each other (integer attention) may be used.
     """
-    if not path.exists() or not examine(path).wrong:
-        return False
-    if wrong := examine(path, is_precise=True).wrong:
+
+    is_precise: bool = False
+    has_integer_attention: bool = True
+
+
+def choose_kernels(path: Path) -> KernelChoice:
+    """What the check graph at `path` shows. A package without one has no quantised products.
+
+    Raises `ModelInvalid` if weights are multiplied wrongly whatever is chosen.
+    """
+    if not path.exists():
+        return KernelChoice()
+    findings = examine(path)
+    is_precise = bool(findings.wrong_weights)
+    if is_precise:
+        _check_precise(path)
+    has_integer_attention = findings.wrong == findings.wrong_weights
+    if not has_integer_attention:
+        logger.info("%s: no integer attention: this processor would compute it wrongly", path.parent)
+    return KernelChoice(is_precise, has_integer_attention)
+
+
+def _check_precise(path: Path) -> None:
+    if wrong := examine(path, is_precise=True).wrong_weights:
         names = " and ".join(str(kernel) for kernel in wrong)
         advice = "--target any" if all(kernel == RowKernel("signed") for kernel in wrong) else "another --quant"
         raise ModelInvalid(
@@ -65,7 +91,6 @@ def needs_precise_kernel(path: Path) -> bool:
         "takes time and memory: mend it with `edgeqwen import %s --target any --out %s`",
         *(path.parent,) * 3,
     )
-    return True
 
 
 def examine(path: Path, *, is_precise: bool = False) -> Findings:
@@ -97,6 +122,10 @@ def _inputs(codes: Any) -> dict[str, Any]:
         SIGNED_WEIGHTS: row_weights("signed"),
         UNSIGNED_WEIGHTS: row_weights("unsigned"),
     }
+
+
+def _is_of_activations(kernel: Kernel) -> bool:
+    return isinstance(kernel, RowKernel) and kernel.is_computed
 
 
 def _is_right(kernel: Kernel, codes: Any, result: Any) -> bool:

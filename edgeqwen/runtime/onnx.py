@@ -6,8 +6,11 @@ From which number of rows the prefill graph is the faster one depends on the mac
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +24,8 @@ from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
 from edgeqwen.cpu import ThreadPlan
 from edgeqwen.errors import ConfigInvalid, ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.kernel_check import needs_precise_kernel
+from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
+from edgeqwen.runtime.profile import measure, read_profile, write_profile
 from edgeqwen.runtime.session import attention_settings, has_shape, open_session, session_options
 from edgeqwen.runtime.step_graph import BatchGraph, ChunkGraph, StepGraph
 
@@ -37,7 +41,9 @@ BIT_STABLE: Final = frozenset({"fp32", "int8"})
 class OnnxOptions:
     """`capacity` is the tokens that a slot holds (the context). `num_threads` compute a step, `num_prefill_threads` one
     of many rows where that has a graph of its own (0: as many); the affinities are onnxruntime's (see `session`).
-    `kv_type` None is the package's default. `is_single` keeps to the decode graph.
+    `kv_type` None is the package's default. `is_single` keeps to the decode graph. `profile_path` tells for a package
+    and a type of cache where what is measured of this machine is kept; None: nothing is measured, and `prefill_rows`
+    rows or more take the prefill graph.
     """
 
     num_slots: int = DEFAULT_SLOTS
@@ -49,6 +55,7 @@ class OnnxOptions:
     kv_type: KVType | None = None
     is_single: bool = False
     prefill_rows: int = DEFAULT_PREFILL_ROWS
+    profile_path: Callable[[Manifest, KVType], Path] | None = None
 
     @classmethod
     def planned(cls, plan: ThreadPlan, **others: Any) -> OnnxOptions:
@@ -70,6 +77,7 @@ class OnnxRuntime:
     ) -> None:
         self._decode = decode
         self._prefill = prefill or decode
+        self._is_one_by_one = isinstance(prefill, ChunkGraph)
         self._prefill_rows = options.prefill_rows
         self._cache = cache
         self._logits = np.empty((1, manifest.spec.vocab_size), np.float32)
@@ -90,15 +98,15 @@ class OnnxRuntime:
         `ConfigInvalid` if it has none for the type of cache.
         """
         manifest = package.manifest
-        kv_type = options.kv_type or manifest.kv_types[0]
+        kernels = choose_kernels(package.path / KERNEL_CHECK)
+        kv_type = options.kv_type or _default_kv_type(package, kernels)
         if kv_type not in manifest.kv_types:
             raise ConfigInvalid(
                 f"kv.type: {package.path} has no {kv_type} cache (its scales come from calibration); import it again "
                 f"without --fast, or use --kv {manifest.kv_types[0]}"
             )
-        is_precise = needs_precise_kernel(package.path / KERNEL_CHECK)
         progress(0.1)
-        opened = _Opener(package, kv_type, options=options, is_precise=is_precise)
+        opened = _Opener(package, kv_type, options=options, kernels=kernels)
         stages: tuple[Stage, ...] = ("decode",) if options.is_single else ("decode", "prefill")
         sessions = {stage: session for stage in stages if (session := opened.open(stage)) is not None}
         progress(0.8)
@@ -107,6 +115,9 @@ class OnnxRuntime:
         decode, prefill = graphs["decode"], graphs.get("prefill")
         runtime = cls(decode, prefill, cache=cache, manifest=manifest, options=options)
         runtime._warm_up()
+        progress(0.9)
+        if options.profile_path is not None:
+            runtime._fit_to_machine(options.profile_path(manifest, kv_type))
         progress(1.0)
         return runtime
 
@@ -122,8 +133,9 @@ class OnnxRuntime:
             assert chunk.stop <= self._spec.capacity, chunk
             if max(chunk.ids) >= self._spec.vocab_size or min(chunk.ids) < 0:  # the embedding reads without a check
                 raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
-        num_rows = sum(len(chunk.ids) for chunk in chunks)
         logits = self._logits_buffer(sum(chunk.num_logits for chunk in chunks))
+        counts = [len(chunk.ids) for chunk in chunks]
+        num_rows = min(counts) if self._is_one_by_one else sum(counts)
         graph = self._prefill if num_rows >= self._prefill_rows else self._decode
         graph.run(chunks, logits)
         for chunk in chunks:
@@ -153,12 +165,36 @@ class OnnxRuntime:
             self._logits = np.empty((rows, self._spec.vocab_size), np.float32)
         return self._logits[:rows]
 
+    def _fit_to_machine(self, path: Path) -> None:
+        """Take what this machine is known to need from its profile, which is measured where there is none."""
+        profile = read_profile(path)
+        if profile is None:
+            has_prefill = self._prefill is not self._decode
+            profile = measure(self._time_step, has_prefill=has_prefill, capacity=self._spec.capacity)
+            self.release(0)
+            write_profile(path, profile)
+        self._prefill_rows = profile.prefill_rows
+        self._spec = dataclasses.replace(self._spec, row_costs=profile.row_costs)
+
+    def _time_step(self, stage: Stage, chunk: Chunk) -> float:
+        graph = self._decode if stage == "decode" else self._prefill
+        began_at = time.perf_counter()
+        graph.run((chunk,), self._logits_buffer(chunk.num_logits))
+        return time.perf_counter() - began_at
+
     def _warm_up(self) -> None:
         """A chunk for each graph and one of a single token, so that the first request pays for nothing."""
         count = min(max(8, self._prefill_rows), self._spec.capacity)
         for chunk in (Chunk(0, 0, (0,) * count), Chunk(0, count - 1, (0,))):
             self.step(Batch((chunk,)))
         self.release(0)
+
+
+def _default_kv_type(package: Package, kernels: KernelChoice) -> KVType:
+    """The package's own, unless its prefill graph is one of integer attention that must not be used here."""
+    kv_types = package.manifest.kv_types
+    is_lost = not kernels.has_integer_attention and package.graph_path("prefill", kv_types[0]) is not None
+    return "fp32" if is_lost and "fp32" in kv_types else kv_types[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +204,19 @@ class _Opener:
     package: Package
     kv_type: KVType
     options: OnnxOptions
-    is_precise: bool
+    kernels: KernelChoice
 
     def open(self, stage: Stage) -> ort.InferenceSession | None:
-        """The session of a stage; None if the package has none. Raises `ModelInvalid`."""
+        """The session of a stage; None if the package has none that is right here. Raises `ModelInvalid`."""
         path = self.package.graph_path(stage, self.kv_type)
-        if path is None:
+        is_integer = stage == "prefill" and self.kv_type == "int8"
+        if path is None or (is_integer and not self.kernels.has_integer_attention):
             return None
         given = self.options
         count, affinities = given.num_threads, given.affinities
         if stage == "prefill" and given.num_prefill_threads:
             count, affinities = given.num_prefill_threads, given.prefill_affinities
-        options = session_options(count, is_precise=self.is_precise, affinities=affinities)
+        options = session_options(count, is_precise=self.kernels.is_precise, affinities=affinities)
         with attention_settings(is_flash=self.kv_type == "fp32"):
             session = open_session(path, options)
         if not has_shape(session, self.package.manifest.spec):

@@ -11,7 +11,7 @@ adds up in another order. So a chunk never leaves a single row: an odd one gets 
 values stand where the next token's will, and are overwritten by it. Only behind the last position that the model knows
 there is no place for one (the rotary tables end there), so that one row may differ in its last bits. Over an int8 cache
 the same operator has no such kernel. This holds on x86 processors with AVX2 or later, where it is tested; with SSE4
-alone every kernel's order depends on the number of rows.
+alone and on ARM every kernel's order depends on the number of rows, and the last bits with it.
 """
 
 from __future__ import annotations

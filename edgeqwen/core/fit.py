@@ -1,0 +1,58 @@
+"""What `auto` means: the quantisation and the type of cache that suit the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from edgeqwen.core.model import KVType, ModelSpec, Quant
+
+BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
+"""Of the layers, scales included, as the kernels keep them in memory."""
+OUTPUT_BITS_PER_WEIGHT: Final = 5.5  # of the output matrix in any but fp32; the embedding's pages come and go
+RUNTIME_BYTES: Final = 200 << 20  # libraries, activations, tokenizer
+KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1}
+SHARE: Final = 0.5
+
+
+def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
+    """About how much memory the weights of a model take once they are loaded."""
+    heads = spec.num_heads + 2 * spec.num_kv_heads
+    attention = spec.hidden_size * spec.head_dim * (heads + spec.num_heads)
+    layers = spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+    matrix = spec.vocab_size * spec.hidden_size
+    output_bits = 32 if quant == "fp32" else OUTPUT_BITS_PER_WEIGHT
+    return int(layers * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
+
+
+def choose_quant(spec: ModelSpec, *, free_bytes: int) -> tuple[Quant, str]:
+    """`hybrid` if both its sets of weights fit in half of the free memory, else `int8` if that does, else `int4`.
+
+    `free_bytes` 0 means that nobody knows; then it is `int8`.
+    """
+    if free_bytes <= 0:
+        return "int8", "how much memory is free is not known"
+    share = int(free_bytes * SHARE) - RUNTIME_BYTES
+    order: tuple[Quant, ...] = ("hybrid", "int8")
+    for quant in order:
+        needed = weights_bytes(spec, quant)
+        if needed <= share:
+            return quant, f"its weights, {_mb(needed)}, fit in half of the {_mb(free_bytes)} that are free"
+    return "int4", f"int8 takes {_mb(weights_bytes(spec, 'int8'))}, more than half of the {_mb(free_bytes)} free"
+
+
+def choose_kv_type(
+    spec: ModelSpec, kv_types: Sequence[KVType], *, num_tokens: int, free_bytes: int
+) -> tuple[KVType, str]:
+    """The package's default (the first of `kv_types`, by measured speed), unless a cache of `num_tokens` in it does not
+    fit in half of the memory that is free beside the model and one of int8 is to be had.
+    """
+    first = kv_types[0]
+    needed = spec.kv_floats_per_token * KV_BYTES[first] * num_tokens
+    if first == "fp32" and "int8" in kv_types and 0 < free_bytes * SHARE < needed:
+        return "int8", f"{num_tokens} tokens in fp32 would take {_mb(needed)} of the {_mb(free_bytes)} that are free"
+    return first, "the faster one for this package"
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB"
