@@ -16,28 +16,38 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeqwen.convert.importer import Target
+from edgeqwen.convert.attention import KVScales
+from edgeqwen.convert.importer import Target, import_model
 from edgeqwen.convert.kernel_graph import check_model
+from edgeqwen.convert.kv_scales import key_scales, value_scales
 from edgeqwen.core.kernel import KERNEL_CHECK, RowKernel
 from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, MANIFEST, open_package
+from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.errors import ConfigInvalid
 from tests.checkpoints import write_safetensors_model
 from tests.daemons import DaemonProcess, running_daemon, wait_until_listening
 from tests.emulated import logits_of
 from tests.emulation import CORE2, CORTEX_A72, HASWELL, NEHALEM, NEOVERSE_N1, SOCKETS, Emulated
-from tests.models import Array, scratch, tiny_package
+from tests.models import Array, scratch, tiny_package, tiny_runtime
 from tests.test_kernel_check import KERNELS
 
 PROCESSORS = (HASWELL, NEHALEM, CORTEX_A72, NEOVERSE_N1)
-FORMS: tuple[tuple[Quant, Target], ...] = (("fp32", "any"), ("int8", "any"), ("int8", "vnni"), ("int4", "any"))
+FORMS: tuple[tuple[Quant, Target], ...] = (
+    ("fp32", "any"),
+    ("int8", "any"),
+    ("int8", "vnni"),
+    ("int4", "any"),
+    ("hybrid", "vnni"),  # with an int8 cache, and integer attention for prompts
+)
 CHECKED = [kernel for kernel in KERNELS if isinstance(kernel, RowKernel) or kernel.block_size in {32, 64}]
 NUM_TOKENS, CHUNK = 104, 13
 HANG_GUARD_S = 240.0
 
-LARGEST_DIFFERENCE = {"fp32": 1e-4, "int8": 0.05, "int4": 0.25}
-"""Of a logit to this processor's, in standard deviations of all. A last bit of an activation may turn a code over, and
-on ARM the 4-bit kernel rounds activations by row instead of by block.
+LARGEST_DIFFERENCE = {"fp32": 1e-4, "int8": 0.05, "int4": 0.25, "hybrid": 0.3}
+"""Of a logit to this processor's, in standard deviations of all. A last bit of an activation may turn a code over, on
+ARM the 4-bit kernel rounds activations by row instead of by block, and where integer attention would be wrong the cache
+is a float32 one.
 """
 
 
@@ -60,6 +70,26 @@ class Run:
     def _wait(self) -> None:
         error = self.process.communicate(timeout=HANG_GUARD_S)[1] if self.process.poll() is None else b""
         assert self.process.returncode == 0, error.decode()
+
+
+@functools.cache
+def package_of(quant: Quant, target: Target) -> Path:
+    """A tiny package, a hybrid one with scales for its cache."""
+    return tiny_package("qwen3", quant, target=target) if quant != "hybrid" else hybrid_package(target)
+
+
+def hybrid_package(target: Target) -> Path:
+    reference = tiny_package("qwen3", "fp32")
+    runtime = tiny_runtime(reference)
+    runtime.step(Batch((Chunk(0, 0, ids(), 0),)))
+    caches = runtime.read_kv(0, 0, NUM_TOKENS).transpose(0, 2, 1, 3)  # [2 * layers, tokens, kv_heads, head_dim]
+    runtime.close()
+    keys = np.stack([key_scales(cache) for cache in caches[0::2]])
+    shared = np.broadcast_to(keys.max(axis=1, keepdims=True), keys.shape)  # one norm serves all heads
+    scales = KVScales(shared.copy(), np.stack([value_scales(cache) for cache in caches[1::2]]))
+    source, out = reference.with_name(reference.name + "-source"), scratch() / "hybrid-with-int8-cache"
+    import_model(source, out, quant="hybrid", target=target, name="hybrid", kv_scales=scales)
+    return out
 
 
 def needs(processor: Emulated) -> None:
@@ -85,7 +115,7 @@ def runs() -> Iterator[dict[str, Run]]:
     folder.mkdir()
     onnx.save(check_model(CHECKED), str(folder / KERNEL_CHECK))
     job = {"ids": ids(), "chunk": CHUNK, "check": str(folder / KERNEL_CHECK)}
-    job |= {"packages": [str(tiny_package("qwen3", quant, target=target)) for quant, target in FORMS]}
+    job |= {"packages": [str(package_of(quant, target)) for quant, target in FORMS]}
     started = {}
     for processor in PROCESSORS:
         if not processor.obstacle:
@@ -107,7 +137,7 @@ def test_logits_are_those_of_this_processor(
     processor: Emulated, form: tuple[Quant, Target], runs: dict[str, Run]
 ) -> None:
     needs(processor)
-    package = tiny_package("qwen3", form[0], target=form[1])
+    package = package_of(*form)
     expected, got = here(package), runs[processor.name].logits(package)
     assert np.abs(got - expected).max() < LARGEST_DIFFERENCE[form[0]] * expected.std()
 
