@@ -268,6 +268,22 @@ def changed_copy(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("total_mb", "free_mb", "level", "words"),
+    [
+        (400, 300, "warning", "even int4"),
+        (1000, 700, "note", "as int8 (773 MB), hybrid (1.1 GB), fp32 (2.5 GB)"),
+        (8000, 6000, "", ""),
+    ],
+)
+def test_quants_without_room_are_told_before_a_package_is_made(
+    tmp_path: Path, total_mb: int, free_mb: int, level: str, words: str
+) -> None:
+    findings = examined(tmp_path, meminfo(total_mb=total_mb, free_mb=free_mb)).findings
+    assert [finding.level for finding in findings] == ([level] if level else [])
+    assert all(words in finding.text for finding in findings)
+
+
 @pytest.mark.parametrize("name", ["weights.bin", "tokenizer.json", "decode.onnx"])
 def test_package_whose_content_changed_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
     package = changed_copy(tmp_path / "package", name)

@@ -13,7 +13,7 @@ from edgeqwen.core.state import could_write
 from edgeqwen.cpu import Memory, Processor, ThreadPlan, clock_mhz, fingerprint, format_cpu_list, read_memory
 from edgeqwen.doctor.finding import Finding, size_text
 from edgeqwen.doctor.memory import memory_findings
-from edgeqwen.doctor.package import PackageReport, examine_package
+from edgeqwen.doctor.package import PackageReport, examine_package, quant_findings
 from edgeqwen.doctor.power import power_findings
 from edgeqwen.doctor.processor import processor_findings, quant_notes
 
@@ -137,7 +137,7 @@ def examine(subject: Subject, root: Path = Path("/")) -> Examination:
         package=package,
         findings=(
             *processor_findings(subject.processor),
-            *(package.findings if package else ()),
+            *(package.findings if package else quant_findings(memory)),
             *thread_findings(subject.threads),
             *power_findings(root, subject.threads.decode.cpus or subject.threads.usable),
             *memory_findings(memory, root),

@@ -18,6 +18,9 @@ from edgeqwen.errors import EXIT_CONFIG, FileError
 BASE_BYTES: Final = 130 << 20
 """The interpreter with all libraries, before any weights."""
 
+WEIGHT_BYTES: Final = {"int4": 471e6, "int8": 637e6, "hybrid": 977e6, "fp32": 2385e6}
+"""Of Qwen3-0.6B's packages, to say what there is room for before one is made."""
+
 KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1}
 """Of a number in the cache."""
 
@@ -74,6 +77,20 @@ def examine_package(path: Path, processor: Processor, memory: Memory, kv: KvTabl
     }
     findings = (*fit_findings(path, manifest, processor), *room_findings(manifest, needs, memory, num_slots=kv.slots))
     return PackageReport(facts, findings)
+
+
+def quant_findings(memory: Memory) -> Iterator[Finding]:
+    """Which quants of Qwen3-0.6B there is no room for, where no package is at hand."""
+    if not memory.most:
+        return
+    needs = {quant: BASE_BYTES + size for quant, size in WEIGHT_BYTES.items()}
+    if needs["int4"] > memory.most:
+        text = f"even int4 of Qwen3-0.6B needs {size_text(needs['int4'])}, there are {size_text(memory.most)} in all"
+        yield Finding("warning", "memory-too-small", text, "take a smaller model (SmolLM2-135M)")
+    elif large := {quant: need for quant, need in needs.items() if need > memory.free}:
+        listed = ", ".join(f"{quant} ({size_text(need)})" for quant, need in large.items())
+        text = f"{size_text(memory.free)} are free: too little for Qwen3-0.6B as {listed}"
+        yield Finding("note", "memory-scarce", text, "import with another --quant, or stop what takes the memory")
 
 
 def fit_findings(path: Path, manifest: Manifest, processor: Processor) -> Iterator[Finding]:
