@@ -16,6 +16,7 @@ from edgeqwen.cpu import (
     ThreadPlan,
     ThreadWishes,
     Topology,
+    may_place_threads,
     place_calling_thread,
     placed,
     plan_threads,
@@ -334,6 +335,17 @@ def test_placing_holds_the_calling_thread_alone() -> None:
     last = max(before)
     assert on_a_thread((last,)) == (True, {last})
     assert os.sched_getaffinity(0) == before
+
+
+def test_sandbox_that_forbids_placing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert may_place_threads()
+
+    def refuse(pid: int, cpus: Sequence[int]) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    assert not may_place_threads()
+    assert read_thread_plan(ThreadWishes()).decode.masks == ()
 
 
 @pytest.mark.parametrize("cpus", [(), (60_000,), (max(os.sched_getaffinity(0)),)])

@@ -153,7 +153,9 @@ def thread_findings(threads: ThreadPlan) -> Iterator[Finding]:
         yield Finding("warning", "threads", text, advice)
     if threads.quota is not None:
         text = f"a control group limits CPU time to {threads.quota:g} cores"
-        yield Finding("note", "cpu-quota", text, "on a machine of your own CPUWeight does better: it waits for nobody")
+        yield Finding(
+            "note", "cpu-quota", text, "if it is yours to set: CPUWeight shares CPUs without stopping anybody"
+        )
 
 
 def state_findings(state_dir: Path) -> Iterator[Finding]:
