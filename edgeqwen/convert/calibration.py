@@ -19,7 +19,7 @@ Windows: TypeAlias = NDArray[np.int64]
 
 TEXTS: Final = ("english", "code", "dialogue", "chinese")
 WINDOW_LEN: Final = 512
-MOST_WINDOWS: Final = 32
+MOST_WINDOWS: Final = 40
 
 
 def calibration_windows(

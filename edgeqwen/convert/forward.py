@@ -44,8 +44,18 @@ class StepInput:
     residual: Float32Array
 
 
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What attention saw: `keys` (after norm and rotary) and `values` `[tokens, kv_heads, head_dim]`, and how much of
+    it each token got, `shares` `[tokens]`, all queries of its window together, mean over the heads.
+    """
+
+    keys: Float32Array
+    values: Float32Array
+    shares: Float32Array
+
+
 Multiply: TypeAlias = Callable[[StepName, StepInput], Float32Array]
-CacheObserver: TypeAlias = Callable[[Float32Array, Float32Array], None]
 
 
 def layer_prefix(layer: int) -> str:
@@ -87,16 +97,16 @@ class LayerForward:
             self._bias = np.concatenate(parts)
         self._rotary = Rotary(self._spec, window_len)
 
-    def run(self, x: Float32Array, multiply: Multiply, *, on_cache: CacheObserver | None = None) -> Float32Array:
-        """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order.
-
-        `on_cache` is shown keys (after norm and rotary) and values, `[tokens, kv_heads, head_dim]`.
-        """
+    def run(
+        self, x: Float32Array, multiply: Multiply, *, on_attention: Callable[[Attended], None] | None = None
+    ) -> Float32Array:
+        """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order."""
         epsilon = self._spec.rms_norm_eps
         query, key, value = self._heads(multiply("qkv", StepInput(rms_norm(x, self._input_gain, epsilon), x)))
-        if on_cache is not None:
-            on_cache(key, value)
-        x = x + multiply("o", StepInput(attend(query, key, value, self._window_len), x))
+        mixed, shares = attend(query, key, value, self._window_len)
+        if on_attention is not None:
+            on_attention(Attended(key, value, shares))
+        x = x + multiply("o", StepInput(mixed, x))
         gate_up = multiply("gate_up", StepInput(rms_norm(x, self._middle_gain, epsilon), x))
         return x + multiply("down", StepInput(gated(gate_up, self._spec), x))
 
@@ -130,12 +140,18 @@ class Rotary:
         return turned.reshape(heads.shape)
 
 
-def attend(query: Float32Array, key: Float32Array, value: Float32Array, window_len: int) -> Float32Array:
-    """Causal attention inside each window: `[tokens, heads * head_dim]`. Window by window, to bound the scores."""
+def attend(
+    query: Float32Array, key: Float32Array, value: Float32Array, window_len: int
+) -> tuple[Float32Array, Float32Array]:
+    """Causal attention inside each window: values mixed `[tokens, heads * head_dim]`, and the shares of `Attended`.
+
+    Window by window, to bound the scores.
+    """
     tokens, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[1]
     mask = np.triu(np.full((window_len, window_len), -np.inf, np.float32), 1)
     output = np.empty((tokens, num_heads * head_dim), np.float32)
+    shares = np.empty(tokens, np.float32)
     for start in range(0, tokens, window_len):
         window = slice(start, start + window_len)
         grouped = query[window].transpose(1, 0, 2).reshape(num_kv_heads, -1, head_dim) / np.sqrt(np.float32(head_dim))
@@ -143,9 +159,10 @@ def attend(query: Float32Array, key: Float32Array, value: Float32Array, window_l
         scores = scores.reshape(num_heads, window_len, window_len)
         scores += mask
         weights = _softmax(scores).reshape(num_kv_heads, -1, window_len)
+        shares[window] = weights.sum(axis=(0, 1)) / num_heads
         mixed = (weights @ value[window].transpose(1, 0, 2)).reshape(num_heads, window_len, head_dim)
         output[window] = mixed.transpose(1, 0, 2).reshape(window_len, -1)
-    return output
+    return output, shares
 
 
 def gated(gate_up: Float32Array, spec: ModelSpec) -> Float32Array:
