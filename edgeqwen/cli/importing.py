@@ -33,6 +33,7 @@ class ImportOptions:
     target: Target | None
     out: Path | None
     name: str | None
+    fast: bool = False
 
 
 def import_options(function: Any) -> Any:
@@ -46,7 +47,7 @@ def import_options(function: Any) -> Any:
             type=click.Choice(("any", "vnni", "arm")),
             help="Processors the package is for; any runs everywhere, slower on some. Default: this machine's kind.",
         ),
-        click.option("--fast", is_flag=True, help="Only what needs no calibration; so far that is everything."),
+        click.option("--fast", is_flag=True, help="Without calibration: quicker, less exact, no int8 cache."),
         click.option(
             "--out", type=click.Path(path_type=Path), help="Folder of the package. Default: among the installed models."
         ),
@@ -61,12 +62,11 @@ def import_options(function: Any) -> Any:
 @click.command("import", short_help="Import a safetensors folder or a GGUF file.")
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
-def command(path: Path, *, fast: bool, as_json: bool, **given: Any) -> None:
+def command(path: Path, *, as_json: bool, **given: Any) -> None:
     """Make a package of the checkpoint PATH: a safetensors folder or a GGUF file.
 
     PATH may be a package too: it is remade for the processors of --target, with the same numbers.
     """
-    del fast  # no quantisation calibrates so far; scripts may already say that they do not want it
     from edgeqwen.core.package import is_package
 
     options = ImportOptions(**given)
@@ -101,12 +101,21 @@ def import_checkpoint(
     processor = checked_processor()
     from edgeqwen.convert.importer import import_model
 
-    quant = _chosen_quant(path) if options.quant == "auto" else options.quant
+    quant: Any = _chosen_quant(path) if options.quant == "auto" else options.quant
     chosen = options.name or (options.out.name if options.out else default_name(name or path.name, quant))
     out = options.out or models_folder() / chosen
     target = options.target or processor.target
     with progress_bar(f"importing {chosen}") as progress:
-        manifest = import_model(path, out, quant=quant, target=target, name=chosen, source=source, progress=progress)
+        manifest = import_model(
+            path,
+            out,
+            quant=quant,
+            target=target,
+            name=chosen,
+            source=source,
+            calibrates=not options.fast,
+            progress=progress,
+        )
     return out, manifest
 
 

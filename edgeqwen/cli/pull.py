@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 @click.option("--revision", metavar="REV", help="Branch, tag or commit. Default: the main branch.")
 @click.option("--offline", is_flag=True, help="Use what was fetched before, without a network.")
 @import_options
-def command(model: str, *, revision: str | None, offline: bool, fast: bool, as_json: bool, **given: Any) -> None:
+def command(model: str, *, revision: str | None, offline: bool, as_json: bool, **given: Any) -> None:
     """Fetch ID from a hub and import it: ORG/NAME, ORG/NAME:FILE.gguf, or modelscope:ORG/NAME.
 
     HF_ENDPOINT and MODELSCOPE_ENDPOINT name mirrors. An interrupted pull goes on where it stopped.
     """
-    del fast  # see `import`
     package, manifest = pull_model(model, ImportOptions(**given), revision=revision, offline=offline)
     report(package, manifest, as_json=as_json)
 

@@ -170,7 +170,7 @@ def pull(places: Places) -> Path:
     from edgeqwen.cli.pull import pull_model
 
     say(f"pulling {HUB_MODEL} (1.5 GB, once)")
-    out, _ = pull_model(HUB_MODEL, ImportOptions("int8", None, places.models / HUB_NAME, HUB_NAME))
+    out, _ = pull_model(HUB_MODEL, ImportOptions("int8", None, places.models / HUB_NAME, HUB_NAME, fast=True))
     return out
 
 
@@ -186,7 +186,7 @@ def make_small(places: Places) -> Path:
 def _import_small(gguf: Path, out: Path) -> tuple[Path, Manifest]:
     from edgeqwen.cli.importing import ImportOptions, import_checkpoint
 
-    return import_checkpoint(gguf, ImportOptions("int8", None, out, SMALL_NAME))
+    return import_checkpoint(gguf, ImportOptions("int8", None, out, SMALL_NAME, fast=True))
 
 
 def installed_gguf() -> Path | None:

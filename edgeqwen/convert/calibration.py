@@ -14,12 +14,24 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeqwen.convert.checkpoint import Checkpoint
+from edgeqwen.core.model import ModelSpec
 
 Windows: TypeAlias = NDArray[np.int64]
 
 TEXTS: Final = ("english", "code", "dialogue", "chinese")
 WINDOW_LEN: Final = 512
 MOST_WINDOWS: Final = 40
+LEAST_WINDOWS: Final = 8
+WEIGHTS_TIMES_TOKENS: Final = 2.5e12
+"""What a calibration may cost: a model of 0.6 billion weights is imported in less than ten minutes on two cores."""
+
+
+def num_windows(spec: ModelSpec) -> int:
+    """How many windows of text a model of this size is calibrated on."""
+    attention = 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
+    weights = spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
+    affordable = WEIGHTS_TIMES_TOKENS / (weights * WINDOW_LEN)
+    return int(min(MOST_WINDOWS, max(LEAST_WINDOWS, affordable)))
 
 
 def calibration_windows(

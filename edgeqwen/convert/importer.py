@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy as np
 import onnx
 
 from edgeqwen import __version__
 from edgeqwen.convert.attention import GroupedAttention, Heads, KVScales
+from edgeqwen.convert.calibrated import LayerQuantizer
+from edgeqwen.convert.calibration import calibration_windows, num_windows
 from edgeqwen.convert.checkpoint import Checkpoint, expected_tensors
 from edgeqwen.convert.decoder import DecoderGraph
 from edgeqwen.convert.graph import OPSET, GraphBuilder
@@ -23,11 +26,13 @@ from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import LinearForm, make_linears
 from edgeqwen.convert.prefill_attention import SCATTER_OPSET, Int8Attention
 from edgeqwen.convert.quantize import Form
+from edgeqwen.convert.recipe import uniform_recipe
+from edgeqwen.convert.rotation import RotatedCheckpoint
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
 from edgeqwen.convert.store import TensorStore
-from edgeqwen.convert.weights import StoredWeights, WeightWriter, layer_tensors
-from edgeqwen.core.model import KVType, Manifest, Quant, Source, Stage, WeightForm
+from edgeqwen.convert.weights import StoredWeights, WeightWriter, is_repackable, layer_tensors
+from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant, Source, Stage, WeightForm
 from edgeqwen.core.package import GENERATION_CONFIG, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
 from edgeqwen.errors import ModelInvalid
 
@@ -68,44 +73,90 @@ def import_model(
     target: Target,
     name: str,
     source: Source | None = None,
-    kv_scales: KVScales | None = None,
+    calibrates: bool = False,
     progress: Progress = lambda _: None,
 ) -> Manifest:
     """Write the package of the checkpoint at `path` to the folder `out`, replacing a package that is there.
 
-    `source` overrides what the reader knows (a hub's id and revision). `progress` is called with 0 to 1. Raises
-    `ModelMissing`, `ModelInvalid` or `CannotWrite`; nothing is left in `out` then that was not there before.
+    With `calibrates` the weights are rounded for what calibration text sends through them, on a rotated copy of the
+    model, and the package gets graphs over an int8 cache; without, each weight goes to its nearest code. `source`
+    overrides what the reader knows (a hub's id and revision). `progress` is called with 0 to 1. Raises `ModelMissing`,
+    `ModelInvalid` or `CannotWrite`; nothing is left in `out` then that was not there before.
     """
-    checkpoint = open_checkpoint(path)
+    opened = open_checkpoint(path)
     try:
+        checkpoint = _rotated(opened, quant) if calibrates else opened
         with staging(out) as folder:
             form = WEIGHT_FORMS[target]
             with TensorStore(folder) as store:
                 writer = WeightWriter(store, checkpoint, form)
-                _write_weights(writer, checkpoint, quant, progress)
+                kv_scales = _write_weights(writer, checkpoint, quant, calibrates=calibrates, progress=progress)
                 _write_graphs(store, checkpoint, folder, stored=writer.stored, quant=quant, kv_scales=kv_scales)
             write_kernel_check(folder)
             _write_side_files(checkpoint, folder)
             manifest = _manifest(checkpoint, folder, quant=quant, target=target, name=name, source=source)
             if kv_scales is not None:
-                manifest = msgspec.structs.replace(manifest, kv_types=DEFAULT_KV_TYPES[quant])
+                manifest = msgspec.structs.replace(manifest, kv_types=default_kv_types(quant, form))
             (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
             _check(folder)
             publish(folder, out)
     finally:
-        checkpoint.close()
+        opened.close()
     progress(1.0)
     return manifest
 
 
-def _write_weights(writer: WeightWriter, checkpoint: Checkpoint, quant: Quant, progress: Progress) -> None:
-    """Stage one: everything that is large, into the weights file."""
+def default_kv_types(quant: Quant, form: WeightForm) -> tuple[KVType, ...]:
+    """Types of cache of a package with scales for one, the faster first.
+
+    What takes unsigned weights multiplies int8 activations wrongly, so a prefill graph of integer attention is not used
+    there, and the one over a float32 cache is much faster than the decode graph.
+    """
+    kv_types = DEFAULT_KV_TYPES[quant]
+    return ("fp32", "int8") if form == "unsigned" and "prefill" in GRAPH_FORMS[quant] else kv_types
+
+
+def _rotated(checkpoint: Checkpoint, quant: Quant) -> Checkpoint:
+    """The same function off the axes that outliers lie on; not where the file's own blocks can be kept exactly."""
+    is_kept = "blocks4" in LAYER_FORMS[quant] and any(
+        is_repackable(checkpoint, tensor, bits=4) for tensor in layer_tensors(checkpoint.tensors)
+    )
+    return checkpoint if quant == "fp32" or is_kept else RotatedCheckpoint(checkpoint)
+
+
+def _write_weights(
+    writer: WeightWriter, checkpoint: Checkpoint, quant: Quant, *, calibrates: bool, progress: Progress
+) -> KVScales | None:
+    """Stage one: everything that is large, into the weights file. Calibration gives the cache's scales too."""
     writer.write_matrices(is_quantized=quant != "fp32")
     tensors = layer_tensors(expected_tensors(checkpoint.spec))
+    left = {(tensor, form) for tensor in tensors for form in LAYER_FORMS[quant]}
+    kv_scales = None
+    if calibrates:
+        recipe = uniform_recipe(checkpoint, LAYER_FORMS[quant])
+        windows = calibration_windows(checkpoint, most_windows=num_windows(checkpoint.spec))
+        quantizer = LayerQuantizer(checkpoint, recipe, windows, progress=progress)
+        for quantized in quantizer:
+            if quantized.form != "blocks4" or not is_repackable(checkpoint, quantized.tensor, bits=4):
+                writer.write_quantized(quantized)
+                left.remove((quantized.tensor, quantized.form))
+        kv_scales = _cache_scales(quantizer, checkpoint.spec)
     for index, tensor in enumerate(tensors):
         for form in LAYER_FORMS[quant]:
-            writer.write_layer(tensor, form)
-        progress((index + 1) / (len(tensors) + 1))
+            if (tensor, form) in left:
+                writer.write_layer(tensor, form)
+        if not calibrates:
+            progress((index + 1) / (len(tensors) + 1))
+    return kv_scales
+
+
+def _cache_scales(quantizer: LayerQuantizer, spec: ModelSpec) -> KVScales:
+    """Where keys are normalised, all heads of a layer share the largest scale: one gain of the norm takes it along."""
+    scales = quantizer.kv_scales()
+    if not spec.has_qk_norm:
+        return scales
+    shared = np.broadcast_to(scales.key.max(axis=1, keepdims=True), scales.key.shape)
+    return KVScales(np.ascontiguousarray(shared), scales.value)
 
 
 def _write_graphs(

@@ -19,7 +19,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from edgeqwen import __version__
-from edgeqwen.convert.importer import WEIGHT_FORMS, Target
+from edgeqwen.convert.importer import WEIGHT_FORMS, Target, default_kv_types
 from edgeqwen.convert.kernel_graph import ROW_PRODUCTS, write_kernel_check
 from edgeqwen.convert.staging import publish, staging
 from edgeqwen.core.kernel import KERNEL_CHECK
@@ -185,6 +185,8 @@ def _manifest(old: Manifest, folder: Path, *, target: Target, name: str, weights
     }
     if name:
         changes["name"] = name
+    if len(old.kv_types) > 1:
+        changes["kv_types"] = default_kv_types(old.quant, WEIGHT_FORMS[target])
     return msgspec.structs.replace(old, **changes)
 
 

@@ -142,7 +142,7 @@ class WeightWriter:
     def _write_streamed(self, tensor: str, *, bits: Bits, preferred: int, label: str = "") -> StoredBlocks:
         """Blocks of a matrix, some rows at a time: the file's own where they fit unrounded, else quantised here."""
         rows, columns = self._checkpoint.tensors[tensor].shape
-        is_exact = not label and self._is_repackable(tensor, bits, columns)
+        is_exact = not label and is_repackable(self._checkpoint, tensor, bits=bits)
         size = block_size_for(columns, preferred=MATRIX_BLOCK if is_exact else preferred)
         if columns % size:
             raise ModelInvalid(f"tensor {tensor}: {columns} columns are not a multiple of 16; use --quant fp32")
@@ -161,12 +161,6 @@ class WeightWriter:
         self._store.add(names[1], scales)
         return StoredBlocks(*names, bits, size, rows, columns)
 
-    def _is_repackable(self, tensor: str, bits: Bits, columns: int) -> bool:
-        if columns % MATRIX_BLOCK:
-            return False
-        sample = self._checkpoint.read_blocks(tensor, 0, 1)
-        return sample is not None and sample.bits in {bits, 4}
-
     def _blocks(
         self, tensor: str, start: int, stop: int, *, bits: Bits, size: int, is_exact: bool, is_searched: bool
     ) -> tuple[Uint8Array, Float32Array]:
@@ -176,6 +170,14 @@ class WeightWriter:
         values = self._checkpoint.read(tensor, start, stop)
         quantized = quantize_blocks(values, bits=bits, block_size=size, searches=is_searched)
         return quantized.codes, quantized.scales
+
+
+def is_repackable(checkpoint: Checkpoint, tensor: str, *, bits: Bits) -> bool:
+    """Whether the file holds the tensor in blocks that fit `bits` unrounded."""
+    if checkpoint.tensors[tensor].shape[1] % MATRIX_BLOCK:
+        return False
+    sample = checkpoint.read_blocks(tensor, 0, 1)
+    return sample is not None and sample.bits in {bits, 4}
 
 
 def _even(codes: Uint8Array) -> Uint8Array:
