@@ -48,13 +48,15 @@ class SocketTable:
 @dataclass(frozen=True, slots=True)
 class CpuTable:
     """`threads` are those of a step; `decode_threads` and `prefill_threads` if the two kinds of step differ; 0 means as
-    the thread plan finds best. `cpus` is a list such as `0-3,8`; empty means all that the process may use.
+    the thread plan finds best. `cpus` is a list such as `0-3,8`; empty means all that the process may use. `pin` false
+    leaves it to the kernel which of them a thread runs on.
     """
 
     threads: int = _key(0, least=0, most=1024)
     decode_threads: int = _key(0, least=0, most=1024)
     prefill_threads: int = _key(0, least=0, most=1024)
     cpus: str = ""
+    pin: bool = True
 
 
 @dataclass(frozen=True, slots=True)

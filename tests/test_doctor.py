@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from edgeqwen.config import KvTable
+from edgeqwen.core.fit import RUNTIME_BYTES, weights_bytes
 from edgeqwen.core.model import Manifest
 from edgeqwen.core.package import open_package
 from edgeqwen.cpu import Processor, ThreadWishes, parse_cpuinfo, plan_threads, read_memory, read_thread_plan
@@ -221,9 +222,10 @@ def test_package_of_another_version_is_noted() -> None:
 
 
 def test_needs_are_weights_libraries_and_cache() -> None:
-    manifest = manifest_of(sizes={"decode.onnx": 5, "weights.bin": 1000, "tokenizer.json": 70})
+    manifest = manifest_of()
     numbers = 100 * manifest.spec.kv_floats_per_token
-    assert needs_of(manifest, context=100) == Needs(1005 + (130 << 20), 4 * numbers)
+    weights = RUNTIME_BYTES + weights_bytes(manifest.spec, "fp32")
+    assert needs_of(manifest, context=100) == Needs(weights, 4 * numbers)
     small = msgspec.structs.replace(manifest, kv_types=("int8", "fp32"))
     assert needs_of(small, context=100).conversation == numbers
 
@@ -272,7 +274,7 @@ def changed_copy(folder: Path, name: str) -> Path:
     ("total_mb", "free_mb", "level", "words"),
     [
         (400, 300, "warning", "even int4"),
-        (1000, 700, "note", "as int8 (773 MB), hybrid (1.1 GB), fp32 (2.5 GB)"),
+        (1000, 700, "note", "Qwen3-0.6B as int8 ("),
         (8000, 6000, "", ""),
     ],
 )

@@ -268,6 +268,14 @@ def test_nothing_is_placed_where_the_kernel_refuses(tmp_path: Path) -> None:
     assert any("does not let" in reason for reason in plan.reasons)
 
 
+def test_cores_of_their_own_can_be_declined(tmp_path: Path) -> None:
+    assert planned(tmp_path, EIGHT, pin=False).decode.masks == ()
+    plan = planned(tmp_path / "hybrid", desktop_hybrid(), pin=False)
+    assert plan.decode.masks == (tuple(range(12)),) * 6
+    assert not plan.decode.is_pinned
+    assert planned(tmp_path / "listed", EIGHT, pin=False, cpus="2,5").decode.masks == ((2, 5), (2, 5))
+
+
 def test_single_thread_needs_no_affinities() -> None:
     plan = plan_threads(Topology((Core((3,)),)), ThreadWishes(cpus="3"))
     assert (plan.decode.num_threads, plan.decode.calling_cpus, plan.decode.ort_affinities) == (1, (3,), None)

@@ -42,13 +42,15 @@ WIDER_GAIN: Final = 1.5
 class ThreadWishes:
     """What flags, configuration and environment ask for; 0 and empty are "nothing".
 
-    `threads` is for both kinds of step unless one has a number of its own. `cpus` is a list such as `0-3,8`.
+    `threads` is for both kinds of step unless one has a number of its own. `cpus` is a list such as `0-3,8`. Without
+    `pin` no thread gets a core of its own; all are still held to the CPUs chosen.
     """
 
     threads: int = 0
     decode_threads: int = 0
     prefill_threads: int = 0
     cpus: str = ""
+    pin: bool = True
     omp_num_threads: str = ""
 
 
@@ -130,10 +132,9 @@ def plan_threads(
     reasons: list[str] = []
     chosen = _chosen_cores(topology, wishes, reasons)
     counts = _counts(chosen, topology, wishes, quota=quota, reasons=reasons)
-    groups = [
-        _placed(count, cores, topology, is_listed=bool(wishes.cpus)) if can_place else ThreadGroup(count)
-        for count, cores in zip(counts, chosen, strict=True)
-    ]
+    groups = [ThreadGroup(count) for count in counts]
+    if can_place:
+        groups = [_placed(count, cores, topology, wishes) for count, cores in zip(counts, chosen, strict=True)]
     reasons.append(_placing_reason(groups[0], can_place=can_place))
     return ThreadPlan(
         decode=groups[0],
@@ -232,16 +233,16 @@ def _omp_threads(text: str) -> int:
     return int(first) if first.isascii() and first.isdigit() and len(first) < 6 else 0
 
 
-def _placed(count: int, cores: Sequence[Core], topology: Topology, *, is_listed: bool) -> ThreadGroup:
+def _placed(count: int, cores: Sequence[Core], topology: Topology, wishes: ThreadWishes) -> ThreadGroup:
     """`count` threads, each on a core of its own if they take all of `cores`, else held to them together."""
-    if count == len(cores):
+    if count == len(cores) and wishes.pin:
         masks = tuple(core.cpus for core in cores)
-    elif count < len(cores):
+    elif count <= len(cores):
         masks = (tuple(sorted(cpu for core in cores for cpu in core.cpus)),) * count
     else:
         masks = (topology.cpus,) * count
     is_anywhere = all(mask == topology.cpus for mask in masks)
-    return ThreadGroup(count) if is_anywhere and not is_listed else ThreadGroup(count, masks)
+    return ThreadGroup(count) if is_anywhere and not wishes.cpus else ThreadGroup(count, masks)
 
 
 def _placing_reason(group: ThreadGroup, *, can_place: bool) -> str:

@@ -9,23 +9,35 @@ from typing import Any, Final
 
 from edgeqwen import __version__
 from edgeqwen.config import KvTable
-from edgeqwen.core.model import KVType, Manifest
+from edgeqwen.core.fit import KV_BYTES, RUNTIME_BYTES, weights_bytes
+from edgeqwen.core.model import Manifest, ModelSpec, Quant
 from edgeqwen.core.package import open_package, verify_digests
 from edgeqwen.cpu import Memory, Processor
 from edgeqwen.doctor.finding import Finding, size_text
 from edgeqwen.errors import EXIT_CONFIG, FileError
 
-BASE_BYTES: Final = 130 << 20
-"""The interpreter with all libraries, before any weights."""
-
-WEIGHT_BYTES: Final = {"int4": 471e6, "int8": 637e6, "hybrid": 977e6, "fp32": 2385e6}
-"""Of Qwen3-0.6B's packages, to say what there is room for before one is made."""
-
-KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1}
-"""Of a number in the cache."""
-
+QUANTS: Final[tuple[Quant, ...]] = ("int4", "int8", "hybrid", "fp32")
 ROW_QUANTS: Final = ("int8", "hybrid")
 """Those whose weights have a form that depends on the processor."""
+
+QWEN3: Final = ModelSpec(
+    family="qwen3",
+    vocab_size=151_936,
+    num_tokens=151_669,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=40_960,
+    rms_norm_eps=1e-6,
+    rope_theta=1e6,
+    tie_embeddings=True,
+    eos_token_ids=(151_645, 151_643),
+    has_qk_norm=True,
+)
+"""The shape of Qwen3-0.6B, to say what there is room for before a package is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +50,13 @@ class Needs:
 
 def needs_of(manifest: Manifest, context: int) -> Needs:
     """What serving needs at least, with the package's own type of cache."""
-    weights = sum(size for name, size in manifest.sizes.items() if name.endswith((".onnx", ".bin")))
-    return Needs(BASE_BYTES + weights, KV_BYTES[manifest.kv_types[0]] * manifest.spec.kv_floats_per_token * context)
+    spec = manifest.spec
+    conversation = KV_BYTES[manifest.kv_types[0]] * spec.kv_floats_per_token * context
+    return Needs(_resident_bytes(spec, manifest.quant), conversation)
+
+
+def _resident_bytes(spec: ModelSpec, quant: Quant) -> int:
+    return RUNTIME_BYTES + weights_bytes(spec, quant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +100,7 @@ def quant_findings(memory: Memory) -> Iterator[Finding]:
     """Which quants of Qwen3-0.6B there is no room for, where no package is at hand."""
     if not memory.most:
         return
-    needs = {quant: BASE_BYTES + size for quant, size in WEIGHT_BYTES.items()}
+    needs = {quant: _resident_bytes(QWEN3, quant) for quant in QUANTS}
     if needs["int4"] > memory.most:
         text = f"even int4 of Qwen3-0.6B needs {size_text(needs['int4'])}, there are {size_text(memory.most)} in all"
         yield Finding("warning", "memory-too-small", text, "take a smaller model (SmolLM2-135M)")
