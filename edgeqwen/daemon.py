@@ -228,6 +228,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     kv, most = options.config.kv, package.manifest.spec.max_position
     if kv.context > most:
         raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
+    package = fitting_package(package, read_processor(), options.cache_dir)
     wanted = OnnxOptions.planned(
         options.threads,
         num_slots=kv.slots,
@@ -236,7 +237,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         is_single=options.config.engine.deterministic,
         profile_path=_profile_place(options),
     )
-    runtime = OnnxRuntime.load(fitting_package(package, read_processor(), options.cache_dir), wanted, progress)
+    runtime = OnnxRuntime.load(package, wanted, progress)
     place_calling_thread(options.threads.decode.calling_cpus)
     return runtime
 

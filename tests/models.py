@@ -44,6 +44,16 @@ def tiny_package(
     return out
 
 
+@functools.cache
+def calibrated_package(family: Family, quant: Quant, target: Target = "vnni") -> Path:
+    """A tiny package made with calibration, so with graphs over an int8 cache too (made once: it takes seconds)."""
+    key = f"calibrated-{family}-{quant}-{target}"
+    source, out = scratch() / f"{key}-source", scratch() / key
+    write_safetensors_model(source, family=family)
+    import_model(source, out, quant=quant, target=target, name=key, calibrates=True)
+    return out
+
+
 def tiny_runtime(package: Path, *, num_slots: int = 4, capacity: int = 2048) -> OnnxRuntime:
     """The package loaded with one thread."""
     return OnnxRuntime.load(open_package(package), OnnxOptions(num_slots=num_slots, capacity=capacity, num_threads=1))

@@ -16,20 +16,17 @@ import numpy as np
 import onnx
 import pytest
 
-from edgeqwen.convert.attention import KVScales
-from edgeqwen.convert.importer import Target, import_model
+from edgeqwen.convert.importer import Target
 from edgeqwen.convert.kernel_graph import check_model
-from edgeqwen.convert.kv_scales import key_scales, value_scales
 from edgeqwen.core.kernel import KERNEL_CHECK, RowKernel
 from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, MANIFEST, open_package
-from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.errors import ConfigInvalid
 from tests.checkpoints import write_safetensors_model
 from tests.daemons import DaemonProcess, running_daemon, wait_until_listening
 from tests.emulated import logits_of
 from tests.emulation import CORE2, CORTEX_A72, HASWELL, NEHALEM, NEOVERSE_N1, SOCKETS, Emulated
-from tests.models import Array, scratch, tiny_package, tiny_runtime
+from tests.models import Array, calibrated_package, scratch, tiny_package
 from tests.test_kernel_check import KERNELS
 
 PROCESSORS = (HASWELL, NEHALEM, CORTEX_A72, NEOVERSE_N1)
@@ -72,24 +69,10 @@ class Run:
         assert self.process.returncode == 0, error.decode()
 
 
-@functools.cache
 def package_of(quant: Quant, target: Target) -> Path:
-    """A tiny package, a hybrid one with scales for its cache."""
-    return tiny_package("qwen3", quant, target=target) if quant != "hybrid" else hybrid_package(target)
-
-
-def hybrid_package(target: Target) -> Path:
-    reference = tiny_package("qwen3", "fp32")
-    runtime = tiny_runtime(reference)
-    runtime.step(Batch((Chunk(0, 0, ids(), 0),)))
-    caches = runtime.read_kv(0, 0, NUM_TOKENS).transpose(0, 2, 1, 3)  # [2 * layers, tokens, kv_heads, head_dim]
-    runtime.close()
-    keys = np.stack([key_scales(cache) for cache in caches[0::2]])
-    shared = np.broadcast_to(keys.max(axis=1, keepdims=True), keys.shape)  # one norm serves all heads
-    scales = KVScales(shared.copy(), np.stack([value_scales(cache) for cache in caches[1::2]]))
-    source, out = reference.with_name(reference.name + "-source"), scratch() / "hybrid-with-int8-cache"
-    import_model(source, out, quant="hybrid", target=target, name="hybrid", kv_scales=scales)
-    return out
+    return (
+        calibrated_package("qwen3", quant, target) if quant == "hybrid" else tiny_package("qwen3", quant, target=target)
+    )
 
 
 def needs(processor: Emulated) -> None:

@@ -19,7 +19,7 @@ from edgeqwen.core.kernel import RowKernel
 from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, MANIFEST, WEIGHTS, open_package, verify_digests
 from edgeqwen.errors import CannotWrite, ModelInvalid
-from tests.models import all_logits, tiny_package, tiny_runtime
+from tests.models import all_logits, calibrated_package, tiny_package, tiny_runtime
 
 WITH_ROWS: list[Quant] = [quant for quant in get_args(Quant) if quant in {"int8", "hybrid"}]
 IDS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
@@ -69,6 +69,18 @@ def test_what_is_in_blocks_or_float_is_copied_as_it_is(quant: Quant, tmp_path: P
     assert np.array_equal(
         all_logits(tiny_runtime(tmp_path / "made"), IDS, chunk=10), all_logits(tiny_runtime(package), IDS, chunk=10)
     )
+
+
+def test_faster_cache_of_the_new_processor_is_the_default(tmp_path: Path) -> None:
+    """Integer attention over an int8 cache is right with signed products only."""
+    package = calibrated_package("qwen3", "hybrid", "vnni")
+    assert open_package(package).manifest.kv_types == ("int8", "fp32")
+    assert retarget_package(package, tmp_path / "second", target="any").kv_types == ("fp32", "int8")
+    assert retarget_package(tmp_path / "second", tmp_path / "third", target="arm").kv_types == ("int8", "fp32")
+    graphs = {path.name for path in (tmp_path / "second").glob("*.kv8.onnx")}
+    assert graphs == {"decode.kv8.onnx", "prefill.kv8.onnx"}
+    first, third = (all_logits(tiny_runtime(path), IDS, chunk=10) for path in (package, tmp_path / "third"))
+    assert np.array_equal(first, third)
 
 
 def test_package_can_be_remade_in_its_place(tmp_path: Path) -> None:
