@@ -33,7 +33,8 @@ def test_without_any_knowledge_wide_steps_are_thought_a_little_dearer() -> None:
     ratios = StepCosts().ratios(1)
     assert ratios[0] == 1.0
     assert list(ratios) == sorted(ratios)
-    assert 1.0 < ratios[-1] < 2.0
+    assert 1.0 < ratios[1] < 1.2
+    assert ratios[-1] < WIDTHS[-1] / 2
 
 
 def test_what_the_runtime_timed_is_the_start() -> None:
@@ -76,7 +77,7 @@ def test_what_was_dear_long_ago_is_tried_again() -> None:
     feed(costs, lambda width: 0.03 if width == 1 else 0.3, [1, 8] * 6)
     assert ratio(costs, 8) > 4
     feed(costs, lambda _: 0.03, [1] * 3000)
-    assert ratio(costs, 8) < 1.3
+    assert ratio(costs, 8) < 1.8
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 40), st.floats(1e-4, 10.0)), max_size=60))

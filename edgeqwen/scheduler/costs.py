@@ -3,7 +3,8 @@
 A step is a rectangle: sequences from the first slot to the last, times the rows of the widest. How its time grows with
 the width differs by machine, quantisation and number of sequences, and has steps where kernels change, so it is not
 modelled but measured, for each number of sequences and each of the `WIDTHS`, with what is known beforehand as a start:
-what the runtime found by timing (`RuntimeSpec.row_costs`), else the cautiously hopeful guess of `_PRIOR_SLOPE`.
+what the runtime found by timing (`RuntimeSpec.row_costs`), else a guess: a row more is a tenth of a step more, which is
+too much for most machines and is soon put right by copies, where wide steps pay even so.
 
 Time also drifts for reasons that all widths share: contexts grow, the machine is busy. So what is kept of a wide step
 is its ratio to the steps of width 1 about it, of which there must be some now and then (`needs_narrow`). A ratio is the
@@ -25,7 +26,7 @@ from typing import Final
 WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Widths that are planned; what lies between costs as much as the next."""
 
-_PRIOR_SLOPE: Final = 0.02
+_PRIOR_SLOPE: Final = 0.1
 _HOPE: Final = 0.4
 """Costs rise in cliffs as well as evenly, and a width that is never tried stays unknown."""
 

@@ -23,7 +23,7 @@ MAX_ROWS: Final = 64
 """Rows of a step with guesses, for the memory that their logits take (0.6 MB a row for 152k ids)."""
 
 _LEAST_CHANCE: Final = 0.05
-_LEAST_GAIN: Final = 1.02
+_LEAST_GAIN: Final = 1.05
 
 
 @dataclass(frozen=True, slots=True)
