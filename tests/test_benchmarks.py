@@ -152,7 +152,7 @@ def test_rows_of_one_prompt_share_a_process() -> None:
 def test_tables_name_ratios_and_what_is_not_to_be_had() -> None:
     text = report.render(filled_report(), is_markdown=True)
     assert "| decode at 128 | 30.0 | 1.50 |" in text
-    assert "| other <int4> | exit code 1: no such version |" in text
+    assert "* other <int4>: exit code 1: no such version" in text
 
 
 def test_the_picture_is_svg_with_a_bar_for_each_engine() -> None:

@@ -110,7 +110,7 @@ def quality_table(quality: Mapping[str, Quality]) -> Cells:
 
 
 def tables(report: Report) -> dict[str, Cells]:
-    """Everything there is, by title."""
+    """Everything that was measured, by title."""
     found = {f"edgeqwen {quant}": table for quant, table in speed_tables(report).items()}
     if report.comparisons:
         found["The peers themselves"] = peer_table(report)
@@ -118,9 +118,6 @@ def tables(report: Report) -> dict[str, Cells]:
         found["Start, memory, idle"] = rest_table(report.rest)
     if report.quality:
         found["Quality"] = quality_table(report.quality)
-    if report.unavailable:
-        rows = [[each["what"], each["reason"]] for each in report.unavailable]
-        found["Not to be had"] = [["what", "why"], *rows]
     return found
 
 
@@ -140,11 +137,15 @@ def as_markdown(table: Cells) -> str:
 
 
 def render(report: Report, *, is_markdown: bool) -> str:
-    """All tables below their titles."""
+    """All tables below their titles, and what could not be had."""
     parts = []
     for title, table in tables(report).items():
-        parts += [f"## {title}", as_markdown(table)] if is_markdown else [title, as_text(table)]
+        parts += [f"## {title}\n", as_markdown(table)] if is_markdown else [title, as_text(table)]
         parts.append("")
+    if report.unavailable:
+        title = "Not to be had"
+        parts += [f"## {title}\n" if is_markdown else title]
+        parts += [f"* {each['what']}: {each['reason']}" for each in report.unavailable]
     return "\n".join(parts)
 
 
