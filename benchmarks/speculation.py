@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.runtime.profile import profile_path
 from edgeqwen.text import ChatTemplate, Tokenizer
 
 CONTEXT = 2048
@@ -133,8 +135,14 @@ def open_engine(path: Path, given: argparse.Namespace) -> Inference:
     threads = given.threads or len(os.sched_getaffinity(0))
 
     def load(progress: Callable[[float], None]) -> Runtime:
-        options = OnnxOptions(num_slots=max(1, given.streams), capacity=CONTEXT, num_threads=threads)
-        return OnnxRuntime.load(package, options, progress)
+        with tempfile.TemporaryDirectory(prefix="speculation-") as folder:  # timed anew, as on a machine's first load
+            options = OnnxOptions(
+                num_slots=given.streams,
+                capacity=CONTEXT,
+                num_threads=threads,
+                profile_path=lambda manifest, kv_type: profile_path(Path(folder), "here", manifest, kv_type),
+            )
+            return OnnxRuntime.load(package, options, progress)
 
     return Inference(runtime_factory=load, model=files, limits=EngineLimits(), seed_source=lambda: 1)
 
