@@ -13,7 +13,7 @@ from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import Windows, calibration_windows
 from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array
-from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepInput, StepName, embed, layer_prefix
+from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepInput, StepName, Workers, embed, layer_prefix
 from edgeqwen.convert.kv_scales import key_scales, round_cache, value_scales
 from edgeqwen.convert.quantize import BlockWeights, Form, QuantizedTensor, RowWeights, quantize_blocks, quantize_rows
 from edgeqwen.convert.recipe import Recipe, uniform_recipe
@@ -40,6 +40,7 @@ def windows_of(checkpoint: Checkpoint, *, seed: int = 0, count: int = 12) -> Win
 def outputs(checkpoint: Checkpoint, windows: Windows, weights: dict[str, Float32Array], form: Form) -> Float32Array:
     """The last layer's output with some weights replaced, activations rounded as the form's kernel does."""
     x = embed(checkpoint, windows)
+    workers = Workers(1, windows.shape[1])
     for layer in range(checkpoint.spec.num_layers):
         prefix = layer_prefix(layer)
 
@@ -52,7 +53,7 @@ def outputs(checkpoint: Checkpoint, windows: Windows, weights: dict[str, Float32
                 activations @ np.concatenate([weights.get(name, checkpoint.read(name)) for name in names]).T
             )
 
-        x = LayerForward(checkpoint, layer, windows.shape[1]).run(x, multiply)
+        x = LayerForward(checkpoint, layer, workers).run(x, multiply)
     return x
 
 

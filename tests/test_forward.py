@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array
-from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepInput, StepName, embed, layer_prefix, rms_norm
+from edgeqwen.convert.forward import (
+    STEP_TENSORS,
+    Attended,
+    LayerForward,
+    StepInput,
+    StepName,
+    Workers,
+    embed,
+    layer_prefix,
+    rms_norm,
+)
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
 from tests.models import all_logits, scratch, tiny_package, tiny_runtime
@@ -20,17 +30,20 @@ def forward_checkpoint(family: Family) -> Checkpoint:
     return open_checkpoint(scratch() / f"{family}-fp32-True-any-source")
 
 
-def run_layers(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Float32Array:
+def run_layers(
+    checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]], *, num_threads: int = 2
+) -> Float32Array:
     """Normed output of the last layer, `[tokens, hidden]`."""
     x = embed(checkpoint, windows)
-    for layer in range(checkpoint.spec.num_layers):
-        prefix = layer_prefix(layer)
+    with Workers(num_threads, windows.shape[1]) as workers:
+        for layer in range(checkpoint.spec.num_layers):
+            prefix = layer_prefix(layer)
 
-        def multiply(step: StepName, given: StepInput, prefix: str = prefix) -> Float32Array:
-            weights = np.concatenate([checkpoint.read(prefix + tensor) for tensor in STEP_TENSORS[step]])
-            return np.asarray(given.activations @ weights.T)
+            def multiply(step: StepName, given: StepInput, prefix: str = prefix) -> Float32Array:
+                weights = np.concatenate([checkpoint.read(prefix + tensor) for tensor in STEP_TENSORS[step]])
+                return np.asarray(given.activations @ weights.T)
 
-        x = LayerForward(checkpoint, layer, windows.shape[1]).run(x, multiply)
+            x = LayerForward(checkpoint, layer, workers).run(x, multiply)
     return rms_norm(x, checkpoint.read(FINAL_NORM), checkpoint.spec.rms_norm_eps)
 
 
@@ -54,6 +67,31 @@ def test_a_window_does_not_see_its_neighbours() -> None:
     together = run_layers(checkpoint, windows).reshape(3, WINDOW, -1)
     alone = run_layers(checkpoint, windows[1:2])
     np.testing.assert_allclose(together[1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    checkpoint = forward_checkpoint("qwen3")
+    windows = np.random.default_rng(7).integers(0, checkpoint.spec.num_tokens, (3, WINDOW))
+    one, many = (run_layers(checkpoint, windows, num_threads=count) for count in (1, 5))
+    np.testing.assert_array_equal(one, many)
+
+
+def test_attention_tells_how_much_each_token_is_looked_at() -> None:
+    checkpoint = forward_checkpoint("llama")
+    windows = np.random.default_rng(9).integers(0, checkpoint.spec.num_tokens, (2, WINDOW))
+    seen: list[Attended] = []
+
+    def multiply(step: StepName, given: StepInput) -> Float32Array:
+        weights = np.concatenate([checkpoint.read(layer_prefix(0) + tensor) for tensor in STEP_TENSORS[step]])
+        return np.asarray(given.activations @ weights.T)
+
+    with Workers(1, WINDOW) as workers:
+        LayerForward(checkpoint, 0, workers).run(embed(checkpoint, windows), multiply, on_attention=seen.append)
+    (attended,) = seen
+    shares = attended.shares.reshape(2, WINDOW)
+    np.testing.assert_allclose(shares.sum(1), WINDOW, rtol=1e-5)  # each query has one share to give
+    assert (shares[:, 0] > shares[:, -1]).all()  # the last token is seen by itself alone
+    assert attended.keys.shape == (2 * WINDOW, checkpoint.spec.num_kv_heads, checkpoint.spec.head_dim)
 
 
 def test_embedding_reads_each_run_of_ids_once() -> None:

@@ -1,10 +1,10 @@
 """Stage one of an import with calibration: the layers one after another, rounded so that their outputs change least.
 
-Calibration text runs through the model in several *streams* at once, layer by layer (`forward`): one of the model as it
-is, and one for each set of quantised weights (rows of 8 bits, blocks of 4 or 8), which sees activations as those
-weights make them and as the kernels round them. A layer is quantised on what reaches it in its stream, so it makes up
-for part of what went wrong before it. The stream of the model as it is says how uneven the inputs of `down` are
-(`smoothing`) and how large keys and values get (`kv_scales`).
+Calibration text runs through the model layer by layer (`forward`), twice side by side: through the model as it is, and
+through the 4-bit blocks that have come out so far, with activations as these make them and as their kernel rounds them.
+A layer's blocks are chosen for what reaches them, so they make up for part of what went wrong before. Rows of 8 bits
+lose too little for that to matter; they are chosen for the inputs of the model as it is. That one also says how uneven
+the inputs of `down` are (`smoothing`) and how large keys and values get (`kv_scales`).
 
 What a key or a value loses counts as often as it is looked at. Much of all attention goes to a window's first token, so
 without that a 4-bit value projection would be the worst of all layers, with it it is among the best.
@@ -15,9 +15,10 @@ next is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -31,6 +32,7 @@ from edgeqwen.convert.forward import (
     LayerForward,
     StepInput,
     StepName,
+    Workers,
     embed,
     layer_prefix,
     rms_norm,
@@ -42,55 +44,57 @@ from edgeqwen.convert.rounding import MatrixRounder, restored
 from edgeqwen.convert.smoothing import channel_scales
 
 Progress: TypeAlias = Callable[[float], None]
-Kind: TypeAlias = Literal["rows", "blocks"]
 
-KIND_FORMS: Final[dict[Kind, frozenset[Form]]] = {
-    "rows": frozenset({"rows8"}),
-    "blocks": frozenset({"blocks4", "blocks8"}),
-}
+BLOCK_FORMS: Final[frozenset[Form]] = frozenset({"blocks4", "blocks8"})
 LOOKED_AT: Final = frozenset({"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
 
 
 @dataclass(slots=True)
-class _Stream:
-    """Calibration text under one set of quantised weights: `x` is the residual `[tokens, hidden]` so far."""
-
-    kind: Kind
-    x: Float32Array
-
-
-@dataclass(slots=True)
 class _Layer:
-    """A layer as it is: weights of each step (`up` and `down` smoothed), and the tokens' shares of attention."""
+    """A layer as it is: weights of each step (`up` and `down` smoothed), their inputs, each token's attention."""
 
     prefix: str
     weights: dict[StepName, Float32Array]
-    shares: Float32Array | None = None
+    inputs: dict[StepName, Float32Array]
+    shares: Float32Array
 
 
 class LayerQuantizer:
-    """Iterate over it once for the layers' tensors in every form of the recipe; then ask for the rest."""
+    """Iterate over it once for the layers' tensors in every form of the recipe; then ask for the rest.
+
+    `num_threads` None: as many as this process may use.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, recipe: Recipe, windows: Windows, *, progress: Progress = lambda _: None
+        self,
+        checkpoint: Checkpoint,
+        recipe: Recipe,
+        windows: Windows,
+        *,
+        num_threads: int | None = None,
+        progress: Progress = lambda _: None,
     ) -> None:
         self._checkpoint = checkpoint
         self._recipe = recipe
-        self._window_len = windows.shape[1]
+        self._workers = Workers(num_threads or len(os.sched_getaffinity(0)), windows.shape[1])
         self._progress = progress
-        wanted = {form for forms in recipe.forms.values() for form in forms}
-        self._reference = embed(checkpoint, windows)
-        self._streams = [_Stream(kind, self._reference) for kind, forms in KIND_FORMS.items() if forms & wanted]
+        self._plain = embed(checkpoint, windows)
+        has_blocks = any(BLOCK_FORMS.intersection(forms) for forms in recipe.forms.values())
+        self._blocks = self._plain if has_blocks else None
         self._cache: list[tuple[Float32Array, Float32Array]] = []
 
     def __iter__(self) -> Iterator[QuantizedTensor]:
         num_layers = self._checkpoint.spec.num_layers
-        for index in range(num_layers):
-            forward = LayerForward(self._checkpoint, index, self._window_len)
-            layer = self._run_reference(forward, layer_prefix(index))
-            for turn, stream in enumerate(self._streams):
-                yield from self._quantize_layer(forward, layer, stream)
-                self._progress((index + (turn + 1) / len(self._streams)) / num_layers)
+        with self._workers:
+            for index in range(num_layers):
+                forward = LayerForward(self._checkpoint, index, self._workers)
+                layer = self._run_plain(forward, layer_prefix(index))
+                yield from self._rows(layer)
+                if self._blocks is not None:
+                    results: list[QuantizedTensor] = []
+                    self._blocks = self._run_blocks(forward, layer, self._blocks, results)
+                    yield from results
+                self._progress((index + 1) / num_layers)
 
     def kv_scales(self) -> KVScales:
         """Scales for an 8-bit cache; all layers must have been iterated over."""
@@ -101,57 +105,75 @@ class LayerQuantizer:
     def output_rounder(self, block_size: int) -> MatrixRounder:
         """Rounds rows of the output matrix for what reaches it when decoding; to be asked for like `kv_scales`."""
         assert len(self._cache) == self._checkpoint.spec.num_layers
-        spec = self._checkpoint.spec
-        decoding = self._streams[-1]  # blocks, where there are any
-        final = rms_norm(decoding.x, self._checkpoint.read(FINAL_NORM), spec.rms_norm_eps)
+        last = self._plain if self._blocks is None else self._blocks
+        final = rms_norm(last, self._checkpoint.read(FINAL_NORM), self._checkpoint.spec.rms_norm_eps)
         return MatrixRounder(round_blocks(final, block_size), block_size)
 
-    def _run_reference(self, forward: LayerForward, prefix: str) -> _Layer:
+    def _run_plain(self, forward: LayerForward, prefix: str) -> _Layer:
         weights: dict[StepName, Float32Array] = {
             step: np.concatenate([self._checkpoint.read(prefix + name) for name in names])
             for step, names in STEP_TENSORS.items()
         }
-        layer = _Layer(prefix, weights)
-        divisors = np.ones(self._checkpoint.spec.intermediate_size, np.float32)
+        layer = _Layer(prefix, weights, {}, np.empty(0, np.float32))
 
         def multiply(step: StepName, given: StepInput) -> Float32Array:
-            if step == "down":
-                divisors[:] = channel_scales(given.activations)
+            layer.inputs[step] = given.activations
             return np.asarray(given.activations @ weights[step].T)
 
         def on_attention(attended: Attended) -> None:
             self._cache.append((key_scales(attended.keys), value_scales(attended.values)))
             layer.shares = attended.shares
 
-        self._reference = forward.run(self._reference, multiply, on_attention=on_attention)
+        self._plain = forward.run(self._plain, multiply, on_attention=on_attention)
+        divisors = channel_scales(layer.inputs["down"])
+        layer.inputs["down"] /= divisors
         weights["gate_up"][len(divisors) :] /= divisors[:, None]
         weights["down"] *= divisors
         return layer
 
-    def _quantize_layer(self, forward: LayerForward, layer: _Layer, stream: _Stream) -> list[QuantizedTensor]:
-        """The layer's tensors in the stream's form, the stream led through them."""
-        results: list[QuantizedTensor] = []
+    def _rows(self, layer: _Layer) -> Iterator[QuantizedTensor]:
+        """What the recipe wants of a layer in rows."""
+        for step, inputs in layer.inputs.items():
+            wanted = [name for name, _ in self._matrices(layer, step) if "rows8" in self._recipe.forms[name]]
+            if wanted:
+                rounder = self._rounder(layer, step, self._workers.apply(round_rows, inputs))
+                for name, matrix in self._matrices(layer, step):
+                    if name in wanted:
+                        yield QuantizedTensor(name, "rows8", rounder(name).round(matrix, "rows8"))
+
+    def _run_blocks(
+        self, forward: LayerForward, layer: _Layer, x: Float32Array, results: list[QuantizedTensor]
+    ) -> Float32Array:
+        """The layer's output under its blocks, which are appended to `results`."""
 
         def multiply(step: StepName, given: StepInput) -> Float32Array:
             size = self._recipe.block_size_of(given.activations.shape[1])
-            x = round_rows(given.activations) if stream.kind == "rows" else round_blocks(given.activations, size)
-            rounders: dict[str | None, MatrixRounder] = {None: MatrixRounder(x, size)}
-            if step == "qkv":
-                rounders["shares"] = MatrixRounder(x, size, shares=layer.shares)
-            names = STEP_TENSORS[step]
-            heights = np.cumsum([self._checkpoint.tensors[layer.prefix + name].shape[0] for name in names])
-            products = []
-            for name, rows in zip(names, np.split(layer.weights[step], heights[:-1]), strict=True):
-                form = self._form(layer.prefix + name, stream.kind)
-                rounder = rounders["shares" if name in LOOKED_AT else None]
-                rounded = rounder.round(rows, form)
-                results.append(QuantizedTensor(layer.prefix + name, form, rounded))
-                products.append(x @ restored(rounded, form).T)
-            return np.concatenate(products, axis=1)
+            inputs = self._workers.apply(lambda piece: round_blocks(piece, size), given.activations)
+            rounder = self._rounder(layer, step, inputs)
+            values = []
+            for name, matrix in self._matrices(layer, step):
+                (form,) = BLOCK_FORMS.intersection(self._recipe.forms[name])
+                rounded = rounder(name).round(matrix, form)
+                results.append(QuantizedTensor(name, form, rounded))
+                values.append(restored(rounded, form))
+            return np.asarray(inputs @ np.concatenate(values).T)
 
-        stream.x = forward.run(stream.x, multiply)
-        return results
+        return forward.run(x, multiply)
 
-    def _form(self, name: str, kind: Kind) -> Form:
-        (form,) = KIND_FORMS[kind].intersection(self._recipe.forms[name])
-        return form
+    def _rounder(self, layer: _Layer, step: StepName, inputs: Float32Array) -> Callable[[str], MatrixRounder]:
+        """From the name of one of a step's tensors to what rounds it for these inputs."""
+        size = self._recipe.block_size_of(inputs.shape[1])
+        alike = MatrixRounder(inputs, size)
+        if step != "qkv":
+            return lambda _: alike
+        by_shares = MatrixRounder(inputs, size, shares=layer.shares)
+        return lambda name: by_shares if name.removeprefix(layer.prefix) in LOOKED_AT else alike
+
+    def _matrices(self, layer: _Layer, step: StepName) -> Iterator[tuple[str, Float32Array]]:
+        """(name, rows) of a step's tensors."""
+        start = 0
+        for short in STEP_TENSORS[step]:
+            name = layer.prefix + short
+            stop = start + self._checkpoint.tensors[name].shape[0]
+            yield name, layer.weights[step][start:stop]
+            start = stop

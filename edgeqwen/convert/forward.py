@@ -10,16 +10,20 @@ each product, so it sees the inputs, multiplies with whatever weights it likes, 
     down     silu(gate) * up      -> added to the residual
 
 Activations are float32 `[tokens, width]`: windows of equal length one below the other, each attending to itself alone.
+Products use the threads of numpy's own library; all the rest is spread over threads by windows (`Workers`), which numpy
+would do on one.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array
 from edgeqwen.convert.rope import rotary_tables
@@ -75,16 +79,43 @@ def embed(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[
 
 def rms_norm(x: Float32Array, gain: Float32Array, epsilon: float) -> Float32Array:
     """x / sqrt(mean(x^2) + epsilon) * gain over the last axis."""
-    inverse = 1 / np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(epsilon))
-    return np.asarray(x * inverse * gain, np.float32)
+    mean_square = np.einsum("...c,...c->...", x, x)[..., None] / np.float32(x.shape[-1])
+    result = x / np.sqrt(mean_square + np.float32(epsilon))
+    result *= gain
+    return np.asarray(result, np.float32)
+
+
+class Workers:
+    """Applies functions to activations, some windows in each of `num_threads` threads; use as a context manager.
+
+    What comes out does not depend on the number of threads: no function looks beyond a window.
+    """
+
+    def __init__(self, num_threads: int, window_len: int) -> None:
+        self.window_len = window_len
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="calibration")
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+
+    def apply(self, function: Callable[..., Float32Array], *arrays: NDArray[Any]) -> Float32Array:
+        """`function(*arrays)`, all `[tokens, ...]`, computed in pieces of whole windows."""
+        windows = len(arrays[0]) // self.window_len
+        edges = [windows * index // self._num_threads * self.window_len for index in range(self._num_threads + 1)]
+        pieces = [tuple(array[start:stop] for array in arrays) for start, stop in itertools.pairwise(edges)]
+        return np.concatenate(list(self._pool.map(lambda piece: function(*piece), pieces)))
 
 
 class LayerForward:
     """What a layer computes beside its products."""
 
-    def __init__(self, checkpoint: Checkpoint, layer: int, window_len: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, layer: int, workers: Workers) -> None:
         self._spec = checkpoint.spec
-        self._window_len = window_len
+        self._workers = workers
         prefix = layer_prefix(layer)
         self._input_gain = checkpoint.read(prefix + "input_layernorm.weight")
         self._middle_gain = checkpoint.read(prefix + "post_attention_layernorm.weight")
@@ -95,20 +126,23 @@ class LayerForward:
         if self._spec.has_qkv_bias:
             parts = [checkpoint.read(f"{prefix}self_attn.{which}_proj.bias") for which in "qkv"]
             self._bias = np.concatenate(parts)
-        self._rotary = Rotary(self._spec, window_len)
+        self._rotary = Rotary(self._spec, workers.window_len)
 
     def run(
         self, x: Float32Array, multiply: Multiply, *, on_attention: Callable[[Attended], None] | None = None
     ) -> Float32Array:
         """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order."""
-        epsilon = self._spec.rms_norm_eps
-        query, key, value = self._heads(multiply("qkv", StepInput(rms_norm(x, self._input_gain, epsilon), x)))
-        mixed, shares = attend(query, key, value, self._window_len)
+        apply = self._workers.apply
+        query, key, value = self._heads(multiply("qkv", StepInput(apply(self._norm(self._input_gain), x), x)))
+        mixed, shares = attend(query, key, value, self._workers)
         if on_attention is not None:
             on_attention(Attended(key, value, shares))
         x = x + multiply("o", StepInput(mixed, x))
-        gate_up = multiply("gate_up", StepInput(rms_norm(x, self._middle_gain, epsilon), x))
-        return x + multiply("down", StepInput(gated(gate_up, self._spec), x))
+        gate_up = multiply("gate_up", StepInput(apply(self._norm(self._middle_gain), x), x))
+        return x + multiply("down", StepInput(apply(gated, gate_up), x))
+
+    def _norm(self, gain: Float32Array) -> Callable[[Float32Array], Float32Array]:
+        return lambda x: rms_norm(x, gain, self._spec.rms_norm_eps)
 
     def _heads(self, product: Float32Array) -> tuple[Float32Array, Float32Array, Float32Array]:
         """Queries, keys (both normed and rotated where the family does) and values, `[tokens, heads, head_dim]`."""
@@ -116,10 +150,13 @@ class LayerForward:
         rows = product if self._bias is None else product + self._bias
         ends = np.cumsum([spec.num_heads, spec.num_kv_heads]) * spec.head_dim
         query, key, value = (part.reshape(len(rows), -1, spec.head_dim) for part in np.split(rows, ends, axis=1))
-        if self._head_gains:
-            query = rms_norm(query, self._head_gains["q"], spec.rms_norm_eps)
-            key = rms_norm(key, self._head_gains["k"], spec.rms_norm_eps)
-        return self._rotary.turn(query), self._rotary.turn(key), value
+
+        def prepared(which: str) -> Callable[[Float32Array], Float32Array]:
+            norm = self._norm(self._head_gains[which]) if self._head_gains else np.asarray
+            return lambda heads: self._rotary.turn(norm(heads))
+
+        apply = self._workers.apply
+        return apply(prepared("q"), query), apply(prepared("k"), key), np.ascontiguousarray(value)
 
 
 class Rotary:
@@ -141,40 +178,50 @@ class Rotary:
 
 
 def attend(
-    query: Float32Array, key: Float32Array, value: Float32Array, window_len: int
+    query: Float32Array, key: Float32Array, value: Float32Array, workers: Workers
 ) -> tuple[Float32Array, Float32Array]:
-    """Causal attention inside each window: values mixed `[tokens, heads * head_dim]`, and the shares of `Attended`.
-
-    Window by window, to bound the scores.
-    """
-    tokens, num_heads, head_dim = query.shape
-    num_kv_heads = key.shape[1]
+    """Causal attention inside each window: values mixed `[tokens, heads * head_dim]`, and the shares of `Attended`."""
+    window_len = workers.window_len
+    shares = np.empty(len(query), np.float32)
+    places = np.arange(len(query))[:, None]  # each piece is told where in `shares` it belongs
     mask = np.triu(np.full((window_len, window_len), -np.inf, np.float32), 1)
-    output = np.empty((tokens, num_heads * head_dim), np.float32)
-    shares = np.empty(tokens, np.float32)
-    for start in range(0, tokens, window_len):
-        window = slice(start, start + window_len)
-        grouped = query[window].transpose(1, 0, 2).reshape(num_kv_heads, -1, head_dim) / np.sqrt(np.float32(head_dim))
-        scores = grouped @ key[window].transpose(1, 2, 0)
-        scores = scores.reshape(num_heads, window_len, window_len)
-        scores += mask
-        weights = _softmax(scores).reshape(num_kv_heads, -1, window_len)
-        shares[window] = weights.sum(axis=(0, 1)) / num_heads
-        mixed = (weights @ value[window].transpose(1, 0, 2)).reshape(num_heads, window_len, head_dim)
-        output[window] = mixed.transpose(1, 0, 2).reshape(window_len, -1)
-    return output, shares
+
+    def attend_piece(
+        query: Float32Array, key: Float32Array, value: Float32Array, places: NDArray[np.intp]
+    ) -> Float32Array:
+        mixed = np.empty((len(query), query.shape[1] * query.shape[2]), np.float32)
+        for start in range(0, len(query), window_len):
+            window = slice(start, start + window_len)
+            mixed[window], shares[places[window, 0]] = _attend_window(query[window], key[window], value[window], mask)
+        return mixed
+
+    return workers.apply(attend_piece, query, key, value, places), shares
 
 
-def gated(gate_up: Float32Array, spec: ModelSpec) -> Float32Array:
+def gated(gate_up: Float32Array) -> Float32Array:
     """silu(gate) * up of `[tokens, 2 * inner]`."""
-    gate, up = gate_up[:, : spec.intermediate_size], gate_up[:, spec.intermediate_size :]
-    bounded = np.maximum(gate, np.float32(-80))  # exp of more would overflow; silu there is 0 either way
-    return np.asarray(gate / (1 + np.exp(-bounded)) * up, np.float32)
+    gate, up = np.split(gate_up, 2, axis=1)
+    divisor = np.maximum(gate, np.float32(-80))  # exp of more would overflow; silu there is 0 either way
+    np.negative(divisor, out=divisor)
+    np.exp(divisor, out=divisor)
+    divisor += 1
+    result = gate * up
+    result /= divisor
+    return result
 
 
-def _softmax(scores: Float32Array) -> Float32Array:
-    """In place, over the last axis."""
+def _attend_window(
+    query: Float32Array, key: Float32Array, value: Float32Array, mask: Float32Array
+) -> tuple[Float32Array, Float32Array]:
+    """(mixed values, shares) of one window; the queries of a key-value head stand one below the other."""
+    window_len, num_heads, head_dim = query.shape
+    num_kv_heads = key.shape[1]
+    grouped = query.transpose(1, 0, 2).reshape(num_kv_heads, -1, head_dim) / np.sqrt(np.float32(head_dim))
+    scores = (grouped @ key.transpose(1, 2, 0)).reshape(num_heads, window_len, window_len)
+    scores += mask
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
-    return scores
+    weights = scores.reshape(num_kv_heads, -1, window_len)
+    mixed = (weights @ value.transpose(1, 0, 2)).reshape(num_heads, window_len, head_dim)
+    return mixed.transpose(1, 0, 2).reshape(window_len, -1), weights.sum(axis=(0, 1)) / num_heads

@@ -9,8 +9,8 @@ steps, each of which lowers what the one before left:
   i depends only on the columns up to i. So each column is rounded after what the errors of all before it contribute is
   added to it. The columns with the largest inputs come first; later ones make up for them. A needs one Cholesky
   factorisation (of H turned round), no inverse.
-* **Scales anew.** The codes given, the scales of a row's blocks that are best together solve a small linear system.
 * **Descent.** Each code is set once more to the best value given all the others.
+* **Scales anew.** The codes given, the scales of a row's blocks that are best together solve a small linear system.
 
 All rows of a matrix are done at once; columns in panels, whose influence on those to come is one matrix product.
 """
@@ -65,10 +65,9 @@ class Rounder:
     def round(self, weights: Float32Array, grid: Grid, *, sweeps: int = 1) -> tuple[Float32Array, Float32Array]:
         """(codes, scales) for `weights` `[rows, columns]` on the grid, whose scales are only where it starts."""
         steps = self._nearest_plane(weights, grid)
-        scales = self._fit_scales(weights, steps, grid.scales)
         for _ in range(sweeps):
-            steps = self._descend(weights, steps, Grid(scales, grid.zero_points, grid.low, grid.high))
-            scales = self._fit_scales(weights, steps, scales)
+            steps = self._descend(weights, steps, grid)
+        scales = self._fit_scales(weights, steps, grid.scales)
         return steps + _spread(grid.zero_points, weights.shape[1]), scales
 
     def loss(self, difference: Float32Array) -> Doubles:

@@ -20,6 +20,7 @@ LEVELS: Final = 127
 CUTS: Final = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 MARGIN: Final = 1.05
 TINY: Final = 1e-6
+MOST_TOKENS: Final = 4096
 
 
 def key_scales(keys: Float32Array) -> Float32Array:
@@ -42,6 +43,7 @@ def round_cache(x: Float32Array, scales: Float32Array) -> Float32Array:
 
 def _scales(x: Float32Array) -> Float32Array:
     largest = np.maximum(np.abs(x).max(axis=0) / LEVELS, TINY).astype(np.float32)
+    x = x[:: -(-len(x) // MOST_TOKENS)]  # for the cuts, a sample does
     best, least = largest, np.full(largest.shape, np.inf)
     for cut in CUTS:
         scales = largest * np.float32(cut)
