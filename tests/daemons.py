@@ -109,15 +109,16 @@ def running_daemon(
             process = start_command(*command, environ=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         daemon = DaemonProcess(process, socket_path, log_path)
         try:
-            _wait_until_listening(daemon)
+            wait_until_listening(daemon)
             yield daemon
         finally:
             process.kill()
             process.wait()
 
 
-def _wait_until_listening(daemon: DaemonProcess) -> None:
-    give_up_at = time.monotonic() + HANG_GUARD_S
+def wait_until_listening(daemon: DaemonProcess, within_s: float = HANG_GUARD_S) -> None:
+    """Until the daemon accepts connections; it may still be loading then."""
+    give_up_at = time.monotonic() + within_s
     while daemon.process.poll() is None and time.monotonic() < give_up_at:
         with contextlib.suppress(NoDaemon):
             daemon.client().close()

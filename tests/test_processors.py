@@ -19,7 +19,7 @@ import pytest
 from edgeqwen.convert.importer import Target
 from edgeqwen.convert.kernel_graph import check_model
 from edgeqwen.core.kernel import KERNEL_CHECK, RowKernel
-from edgeqwen.core.model import Quant
+from edgeqwen.core.model import KVType, Quant
 from edgeqwen.core.package import GRAPH, MANIFEST, open_package
 from edgeqwen.errors import ConfigInvalid
 from tests.checkpoints import write_safetensors_model
@@ -41,10 +41,9 @@ CHECKED = [kernel for kernel in KERNELS if isinstance(kernel, RowKernel) or kern
 NUM_TOKENS, CHUNK = 104, 13
 HANG_GUARD_S = 240.0
 
-LARGEST_DIFFERENCE = {"fp32": 1e-4, "int8": 0.05, "int4": 0.25, "hybrid": 0.3}
-"""Of a logit to this processor's, in standard deviations of all. A last bit of an activation may turn a code over, on
-ARM the 4-bit kernel rounds activations by row instead of by block, and where integer attention would be wrong the cache
-is a float32 one.
+LARGEST_DIFFERENCE = {"fp32": 1e-4, "int8": 0.05, "int4": 0.25, "hybrid": 0.25}
+"""Of a logit to this processor's, in standard deviations of all. A last bit of an activation may turn a code over, and
+on ARM the 4-bit kernel rounds activations by row instead of by block; codes in a cache are read again and again.
 """
 
 
@@ -86,8 +85,8 @@ def ids() -> tuple[int, ...]:
 
 
 @functools.cache
-def here(package: Path) -> Array:
-    logits: Array = logits_of(package, list(ids()), CHUNK)
+def here(package: Path, kv_type: KVType | None = None) -> Array:
+    logits: Array = logits_of(package, list(ids()), CHUNK, kv_type)
     return logits
 
 
@@ -121,7 +120,8 @@ def test_logits_are_those_of_this_processor(
 ) -> None:
     needs(processor)
     package = package_of(*form)
-    expected, got = here(package), runs[processor.name].logits(package)
+    has_float_cache = processor is HASWELL and form[0] == "hybrid"  # integer attention would be wrong there
+    expected, got = here(package, "fp32" if has_float_cache else None), runs[processor.name].logits(package)
     assert np.abs(got - expected).max() < LARGEST_DIFFERENCE[form[0]] * expected.std()
 
 
