@@ -90,6 +90,7 @@ def _openvino(model: Model, environment: Environment, wanted: Form, out: Path) -
     program = str(environment.python.with_name("optimum-cli"))
     task = ["--task", "text-generation-with-past"]
     weights = ["--weight-format", "int4", "--group-size", "128", "--ratio", "1.0"]
+    weights += ["--group-size-fallback", "adjust"]  # smaller groups where rows are no multiple of 128
     run([program, "export", "openvino", "-m", str(model.folder), *task, *weights, str(out)])
 
 

@@ -51,6 +51,8 @@ def open_logits(path: str, given: argparse.Namespace) -> Window:
     options = ort.SessionOptions()
     options.intra_op_num_threads = given.threads
     session = ort.InferenceSession(Path(path) / "model.onnx", options, providers=["CPUExecutionProvider"])
+    config = json.loads((Path(path) / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+    past = (1, config["num_key_value_heads"], 0, config["head_size"])
     types = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
     def logits(ids: Tokens) -> NDArray[np.float32]:
@@ -59,7 +61,7 @@ def open_logits(path: str, given: argparse.Namespace) -> Window:
             if each.name == "position_ids":
                 feeds[each.name] = np.arange(len(ids))[None]
             elif each.name.startswith("past"):
-                feeds[each.name] = np.empty((1, each.shape[1], 0, each.shape[3]), types[each.type])
+                feeds[each.name] = np.empty(past, types[each.type])
         return np.asarray(session.run(["logits"], feeds)[0][0], np.float32)
 
     return logits
