@@ -202,7 +202,7 @@ def manifest_of(**changed: Any) -> Manifest:
         ("int8", "signed", AVX2, "x86_64", ["weight-form"]),
         ("int8", "unsigned", AVX2, "x86_64", []),
         ("int8", "signed", "asimd asimddp", "aarch64", []),
-        ("int8", "unsigned", "asimd asimddp", "aarch64", ["weight-form"]),
+        ("int8", "unsigned", "asimd asimddp", "aarch64", []),
         ("int4", "unsigned", VNNI, "x86_64", []),
         ("fp32", "signed", AVX2, "x86_64", []),
     ],

@@ -120,7 +120,7 @@ def fit_findings(path: Path, manifest: Manifest, processor: Processor) -> Iterat
             f"{manifest.name} was made for processors with VNNI, which this is not",
             _remaking(path, "any"),
         )
-    if depends and manifest.weight_form == "unsigned" and processor.target != "any":
+    if depends and manifest.weight_form == "unsigned" and processor.target == "vnni":  # ARM's kernels are alike
         yield Finding(
             "warning",
             "weight-form",
