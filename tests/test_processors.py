@@ -234,7 +234,7 @@ def test_import_on_arm_makes_the_same_weights(tmp_path: Path) -> None:
     needs(NEOVERSE_N1)
     imported = tiny_package("qwen3", "int8", target="vnni")
     source = imported.with_name(imported.name + "-source")
-    arguments = ["-m", "edgeqwen", "import", str(source), "--out", str(tmp_path / "made"), "--quant", "int8"]
+    arguments = ["-m", "edgeqwen", "import", str(source), "--out", str(tmp_path / "made"), "--quant", "int8", "--fast"]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with NEOVERSE_N1.start(arguments, NEOVERSE_N1.prefix(tmp_path), **pipes) as process:
         err = process.communicate(timeout=HANG_GUARD_S)[1]
