@@ -106,7 +106,8 @@ class Workers:
         """`function(*arrays)`, all `[tokens, ...]`, computed in pieces of whole windows."""
         windows = len(arrays[0]) // self.window_len
         edges = [windows * index // self._num_threads * self.window_len for index in range(self._num_threads + 1)]
-        pieces = [tuple(array[start:stop] for array in arrays) for start, stop in itertools.pairwise(edges)]
+        spans = [(start, stop) for start, stop in itertools.pairwise(edges) if stop > start]  # windows may be few
+        pieces = [tuple(array[start:stop] for array in arrays) for start, stop in spans]
         return np.concatenate(list(self._pool.map(lambda piece: function(*piece), pieces)))
 
 
