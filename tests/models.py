@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgeqwen.convert import importer
 from edgeqwen.convert.importer import Target, import_model
 from edgeqwen.core.model import Family, Quant
 from edgeqwen.core.package import open_package
@@ -46,11 +47,13 @@ def tiny_package(
 
 @functools.cache
 def calibrated_package(family: Family, quant: Quant, target: Target = "vnni") -> Path:
-    """A tiny package made with calibration, so with graphs over an int8 cache too (made once: it takes seconds)."""
+    """A tiny package made with (a little) calibration, so with graphs over an int8 cache too (made once)."""
     key = f"calibrated-{family}-{quant}-{target}"
     source, out = scratch() / f"{key}-source", scratch() / key
     write_safetensors_model(source, family=family)
-    import_model(source, out, quant=quant, target=target, name=key, calibrates=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(importer, "num_windows", lambda _: 4)
+        import_model(source, out, quant=quant, target=target, name=key, calibrates=True)
     return out
 
 
