@@ -43,15 +43,20 @@ def sweep(package: Path, *, rounds: int, most: int, options: list[str]) -> dict[
 
 
 def verdict(found: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians by number of threads, and the default's share of the best."""
-    speeds = {
-        metric: {threads: statistics.median(each[metric] for each in runs) for threads, runs in found.items()}
-        for metric in METRICS
-    }
-    shares = {metric: values[DEFAULT] / max(values.values()) for metric, values in speeds.items()}
+    """Medians by number of threads, and the default's share of the best.
+
+    The default and the number that it comes to are the same configuration, so their runs are one sample.
+    """
     first = found[DEFAULT][0]
+    numbers = {"prefill_tok_s": first.get("prefill_threads", first["threads"]), "decode_tok_s": first["threads"]}
+    speeds: dict[str, dict[int, float]] = {}
+    for metric in METRICS:
+        same = found[DEFAULT] + found.get(numbers[metric], [])
+        pooled = {**found, DEFAULT: same, numbers[metric]: same}
+        speeds[metric] = {threads: statistics.median(each[metric] for each in runs) for threads, runs in pooled.items()}
+    shares = {metric: values[DEFAULT] / max(values.values()) for metric, values in speeds.items()}
     return {
-        "default_threads": {"prefill": first.get("prefill_threads", first["threads"]), "decode": first["threads"]},
+        "default_threads": {"prefill": numbers["prefill_tok_s"], "decode": numbers["decode_tok_s"]},
         **{
             metric: {str(threads or "default"): value for threads, value in speeds[metric].items()}
             for metric in METRICS

@@ -140,6 +140,14 @@ def test_what_fails_is_kept_with_its_reason_and_not_tried_again(monkeypatch: pyt
     assert cell.setting == "plain"
 
 
+def test_a_quant_measured_in_two_configurations_shows_both() -> None:
+    speeds = speed.Speeds()
+    for number, kv in enumerate(("fp32", "int8", "int8")):
+        values = {"decode_tok_s": 1.0, "quant": "int8", "kv": kv, "threads": 2}
+        speeds.samples.append(speed.Sample((number, ""), ROW.point, OURS, "default", values))
+    assert speed.configuration(speeds, OURS) == {"quant": ["int8"], "kv": ["fp32", "int8"], "threads": [2]}
+
+
 def test_rows_of_one_prompt_share_a_process() -> None:
     rows = points.rows_of(["prefill", "decode", "streams"], longest=3072)
     found = {(point.prompt, point.streams): point for point in points.points_of(rows)}
@@ -199,8 +207,9 @@ def test_the_default_number_of_threads_is_held_against_the_best() -> None:
     def runs(prefill: float, decode: float) -> list[dict[str, Any]]:
         return [{"threads": 2, "prefill_tok_s": prefill, "decode_tok_s": decode}]
 
-    found = threads.verdict({threads.DEFAULT: runs(90, 20), 1: runs(50, 25), 2: runs(100, 20)})
-    assert found["default_share_of_best"] == {"prefill_tok_s": 0.9, "decode_tok_s": 0.8}
+    found = threads.verdict({threads.DEFAULT: runs(90, 20), 1: runs(50, 25), 2: runs(110, 20), 3: runs(125, 20)})
+    assert found["default_share_of_best"] == {"prefill_tok_s": 0.8, "decode_tok_s": 0.8}
+    assert found["prefill_tok_s"] == {"default": 100, "1": 50, "2": 100, "3": 125}
     assert not found["is_default_good"]
 
 

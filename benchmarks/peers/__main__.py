@@ -181,6 +181,7 @@ def measure_speed(session: Session, own: list[Contender], other: list[Contender]
     known = len(report.unavailable)
     points = points_of(rows, most_decoded=given.decode)
     for found in speed.measure(own, other, points, pairs=given.pairs, num_threads=given.threads):
+        report.configuration["packages"] = {mine.form: speed.configuration(found, mine) for mine in own}
         report.own = [each for mine in own for each in speed.own_medians(found, mine, rows)]
         cells = (speed.compare(found, mine, peer, row) for mine in own for peer in other for row in rows)
         report.comparisons = [cell for cell in cells if cell]

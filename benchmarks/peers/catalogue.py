@@ -24,7 +24,11 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`requirements` are pip's; `unwanted` packages come with them and break them, so they are removed again."""
+    """`requirements` are pip's; `unwanted` packages come with them and break them, so they are removed again.
+
+    What `is_compiled` here must not come out of pip's cache, where a build with other options may lie. `details` is an
+    expression for the report: how the peer was built.
+    """
 
     name: str
     requirements: tuple[str, ...]
@@ -32,6 +36,8 @@ class Peer:
     forms: tuple[Form, ...]
     unwanted: tuple[str, ...] = ()
     import_name: str = ""
+    is_compiled: bool = False
+    details: str = ""
 
 
 LLAMA_SETTINGS: Final = ("plain", "flash")
@@ -42,6 +48,8 @@ PEERS: Final = (
         requirements=("llama-cpp-python==0.3.36",),
         runner="llama_cpp",
         import_name="llama_cpp",
+        is_compiled=True,
+        details="llama_cpp.llama_print_system_info().decode()",
         forms=(
             Form("Q4_0", "Q4_0.gguf", LLAMA_SETTINGS),
             Form("Q4_K_M", "Q4_K_M.gguf", LLAMA_SETTINGS),

@@ -24,7 +24,7 @@ class Contender:
     settings: tuple[str, ...] = ("default",)
     environment: Environment | None = None
     options: tuple[str, ...] = field(default=())
-    """Flags of `edgeqwen bench`: one configuration for all rows."""
+    """Flags that `edgeqwen bench`, `eval` and `serve` share: one configuration for all rows."""
 
     @property
     def label(self) -> str:

@@ -55,6 +55,9 @@ class Environment:
         names = [each.partition("==")[0].partition("[")[0] for each in self.peer.requirements]
         code = "import importlib.metadata as m, json, sys; print(json.dumps({n: m.version(n) for n in sys.argv[1:]}))"
         versions: dict[str, str] = json.loads(run([str(self.python), "-c", code, *names]))
+        if self.peer.details:
+            code = f"import {self.peer.import_name}; print({self.peer.details})"
+            versions["built"] = run([str(self.python), "-c", code]).strip()
         return versions
 
 
@@ -74,7 +77,8 @@ def _install(peer: Peer, folder: Path) -> None:
     pip = [python, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     if not Path(python).exists():
         run([sys.executable, "-m", "venv", str(folder)])
-    run([*pip, "install", *peer.requirements], environ={"CMAKE_ARGS": " ".join(llama_options())})
+    fresh = ["--no-cache-dir"] if peer.is_compiled else []
+    run([*pip, "install", *fresh, *peer.requirements], environ={"CMAKE_ARGS": " ".join(llama_options())})
     if peer.unwanted:
         run([*pip, "uninstall", "--yes", *peer.unwanted])
     (folder / ".ready").touch()

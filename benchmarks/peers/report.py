@@ -138,7 +138,7 @@ def as_markdown(table: Cells) -> str:
 
 def render(report: Report, *, is_markdown: bool) -> str:
     """All tables below their titles, and what could not be had."""
-    parts = []
+    parts = [*_configurations(report), ""]
     for title, table in tables(report).items():
         parts += [f"## {title}\n", as_markdown(table)] if is_markdown else [title, as_text(table)]
         parts.append("")
@@ -147,6 +147,16 @@ def render(report: Report, *, is_markdown: bool) -> str:
         parts += [f"## {title}\n" if is_markdown else title]
         parts += [f"* {each['what']}: {each['reason']}" for each in report.unavailable]
     return "\n".join(parts)
+
+
+def _configurations(report: Report) -> list[str]:
+    """What each package of ours ran with, a line each."""
+    packages: dict[str, dict[str, list[Any]]] = report.configuration.get("packages", {})
+    lines = []
+    for quant, facts in packages.items():
+        words = [f"{name} {'/'.join(map(str, values))}" for name, values in facts.items()]
+        lines.append(f"edgeqwen {quant}: {', '.join(words)}")
+    return lines
 
 
 def _ratio(cell: Comparison | None) -> str:

@@ -97,7 +97,7 @@ def _started(
 
 @contextlib.contextmanager
 def _ours(contender: Contender, state: Path, num_threads: int) -> Iterator[Resident]:
-    with running_daemon(contender.path, state, "--threads", str(num_threads)) as daemon:
+    with running_daemon(contender.path, state, "--threads", str(num_threads), *contender.options) as daemon:
 
         def work() -> None:
             with daemon.client() as client:

@@ -17,6 +17,8 @@ from benchmarks.peers.contenders import Contender
 from benchmarks.peers.environments import Unavailable, say
 from benchmarks.peers.points import Metric, Point, Row
 
+CONFIGURATION = ("quant", "weight_form", "kv", "threads", "prefill_threads", "cpus")
+"""What `edgeqwen bench` says of how it ran."""
 CLOSE = 0.9
 """A setting that reached this share of the best one in the first round stays in the race."""
 
@@ -119,6 +121,16 @@ def own_medians(speeds: Speeds, ours: Contender, rows: Sequence[Row]) -> list[Ow
     """What a package of ours reached, row by row."""
     found = [(row, medians(speeds, ours.label, row)) for row in rows]
     return [Own(row, ours.form, values[ours.settings[0]]) for row, values in found if values]
+
+
+def configuration(speeds: Speeds, ours: Contender) -> dict[str, list[Any]]:
+    """What a package of ours says that it ran with, over all rows: one value each if there was one configuration."""
+    own = [sample.values for sample in speeds.samples if sample.contender == ours]
+    return {
+        name: sorted({values[name] for values in own})
+        for name in CONFIGURATION
+        if own and all(name in values for values in own)
+    }
 
 
 def compare(speeds: Speeds, ours: Contender, peer: Contender, row: Row) -> Comparison | None:
