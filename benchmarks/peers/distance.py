@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.peers.environments import run
 from edgeqwen import evaluate
-from edgeqwen.core.package import open_package
+from edgeqwen.core.package import MANIFEST, open_package
 from edgeqwen.evaluate import CHUNK, WINDOW, Score
 from edgeqwen.text import Tokenizer
 
@@ -31,15 +31,16 @@ class Text:
 
 
 def write_reference(package: Path, folder: Path, *, num_threads: int) -> tuple[Text, ...]:
-    """Ids and logits of the built-in texts, made once for a package."""
+    """Ids and logits of the built-in texts; those that an older package of this place left are written again."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = tuple(
         Text(name, folder / f"{name}-ids.npy", folder / f"{name}-reference.npy") for name in evaluate.BUILT_IN
     )
     tokenizer = Tokenizer.from_file(open_package(package).tokenizer_path)
     contents = evaluate.built_in_texts()
+    made_at = (package / MANIFEST).stat().st_mtime
     for text in texts:
-        if text.logits.exists():
+        if text.logits.exists() and text.logits.stat().st_mtime >= made_at:
             continue
         np.save(text.ids, np.array(tokenizer.encode(contents[text.name], special=False)))
         _write_logits(package, text, num_threads=num_threads)
