@@ -2,10 +2,9 @@
 
 Calibration text runs through the model layer by layer (`forward`), twice side by side: through the model as it is, and
 through the 4-bit blocks that have come out so far, with activations as these make them and as their kernel rounds them.
-A layer's blocks are chosen for what reaches them, and its weights are first moved towards those that give the outputs
-of the model as it is for these inputs, so they make up for part of what went wrong before. Rows of 8 bits lose too
-little for that to matter. The model as it is also says how uneven the inputs of `down` are (`smoothing`) and how large
-keys and values get (`kv_scales`).
+A layer's blocks are chosen for what reaches them, so they make up for part of what went wrong before. Rows of 8 bits
+lose too little for that to matter; they are chosen for the inputs of the model as it is. That one also says how uneven
+the inputs of `down` are (`smoothing`) and how large keys and values get (`kv_scales`).
 
 What a key or a value loses counts as often as it is looked at. Much of all attention goes to a window's first token, so
 without that a 4-bit value projection would be the worst of all layers, with it it is among the best.
@@ -47,7 +46,7 @@ from edgeqwen.convert.smoothing import channel_scales
 Progress: TypeAlias = Callable[[float], None]
 
 BLOCK_FORMS: Final[frozenset[Form]] = frozenset({"blocks4", "blocks8"})
-LOOKED_AT: Final = ("self_attn.k_proj.weight", "self_attn.v_proj.weight")
+LOOKED_AT: Final = frozenset({"self_attn.k_proj.weight", "self_attn.v_proj.weight"})
 
 
 @dataclass(slots=True)
@@ -58,17 +57,6 @@ class _Layer:
     weights: dict[StepName, Float32Array]
     inputs: dict[StepName, Float32Array]
     shares: Float32Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Rounders:
-    """What rounds the tensors of a step: keys and values by how much tokens are looked at, the rest all alike."""
-
-    alike: MatrixRounder
-    looked_at: MatrixRounder | None
-
-    def of(self, name: str) -> MatrixRounder:
-        return self.looked_at if self.looked_at is not None and name.endswith(LOOKED_AT) else self.alike
 
 
 class LayerQuantizer:
@@ -101,9 +89,8 @@ class LayerQuantizer:
             for index in range(num_layers):
                 forward = LayerForward(self._checkpoint, index, self._workers)
                 layer = self._run_plain(forward, layer_prefix(index))
-                if self._blocks is None:
-                    yield from self._rows(layer)
-                else:
+                yield from self._rows(layer)
+                if self._blocks is not None:
                     results: list[QuantizedTensor] = []
                     self._blocks = self._run_blocks(forward, layer, self._blocks, results)
                     yield from results
@@ -145,39 +132,42 @@ class LayerQuantizer:
         return layer
 
     def _rows(self, layer: _Layer) -> Iterator[QuantizedTensor]:
-        """A layer of which only rows are wanted."""
+        """What the recipe wants of a layer in rows."""
         for step, inputs in layer.inputs.items():
-            rounders = self._rounders(layer, step, self._workers.apply(round_rows, inputs))
-            for name, matrix in self._matrices(layer, step):
-                yield QuantizedTensor(name, "rows8", rounders.of(name).round(matrix, "rows8"))
+            wanted = [name for name, _ in self._matrices(layer, step) if "rows8" in self._recipe.forms[name]]
+            if wanted:
+                rounder = self._rounder(layer, step, self._workers.apply(round_rows, inputs))
+                for name, matrix in self._matrices(layer, step):
+                    if name in wanted:
+                        yield QuantizedTensor(name, "rows8", rounder(name).round(matrix, "rows8"))
 
     def _run_blocks(
         self, forward: LayerForward, layer: _Layer, x: Float32Array, results: list[QuantizedTensor]
     ) -> Float32Array:
-        """The layer's output under its blocks, which are appended to `results`, as are its rows, if wanted too."""
+        """The layer's output under its blocks, which are appended to `results`."""
 
         def multiply(step: StepName, given: StepInput) -> Float32Array:
             size = self._recipe.block_size_of(given.activations.shape[1])
             inputs = self._workers.apply(lambda piece: round_blocks(piece, size), given.activations)
-            rounders = self._rounders(layer, step, inputs)
-            shift = rounders.alike.make_up(layer.inputs[step])
+            rounder = self._rounder(layer, step, inputs)
             values = []
             for name, matrix in self._matrices(layer, step):
-                forms = self._recipe.forms[name]
-                (form,) = BLOCK_FORMS.intersection(forms)
-                rounded = rounders.of(name).round(matrix + matrix @ shift, form)
+                (form,) = BLOCK_FORMS.intersection(self._recipe.forms[name])
+                rounded = rounder(name).round(matrix, form)
                 results.append(QuantizedTensor(name, form, rounded))
                 values.append(restored(rounded, form))
-                if "rows8" in forms:
-                    results.append(QuantizedTensor(name, "rows8", rounders.of(name).round(matrix, "rows8")))
             return np.asarray(inputs @ np.concatenate(values).T)
 
         return forward.run(x, multiply)
 
-    def _rounders(self, layer: _Layer, step: StepName, inputs: Float32Array) -> _Rounders:
+    def _rounder(self, layer: _Layer, step: StepName, inputs: Float32Array) -> Callable[[str], MatrixRounder]:
+        """From the name of one of a step's tensors to what rounds it for these inputs."""
         size = self._recipe.block_size_of(inputs.shape[1])
-        looked_at = MatrixRounder(inputs, size, shares=layer.shares) if step == "qkv" else None
-        return _Rounders(MatrixRounder(inputs, size), looked_at)
+        alike = MatrixRounder(inputs, size)
+        if step != "qkv":
+            return lambda _: alike
+        by_shares = MatrixRounder(inputs, size, shares=layer.shares)
+        return lambda name: by_shares if name.removeprefix(layer.prefix) in LOOKED_AT else alike
 
     def _matrices(self, layer: _Layer, step: StepName) -> Iterator[tuple[str, Float32Array]]:
         """(name, rows) of a step's tensors."""

@@ -12,13 +12,11 @@ steps, each of which lowers what the one before left:
 * **Descent.** Each code is set once more to the best value given all the others.
 * **Scales anew.** The codes given, the scales of a row's blocks that are best together solve a small linear system.
 
-All rows of a matrix are done at once. Columns are gone through in strips of panels, so that nearly all of the influence
-of earlier columns on later ones is computed by matrix products.
+All rows of a matrix are done at once; columns in panels, whose influence on those to come is one matrix product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -29,9 +27,7 @@ from edgeqwen.convert.checkpoint import Float32Array
 
 Doubles: TypeAlias = NDArray[np.float64]
 
-PANEL: Final = 128
-STRIP: Final = 16
-"""Columns that are gone through one by one: a strip, brought up to date at once, of a panel, likewise."""
+PANEL: Final = 64
 DAMPING: Final = 0.01
 """Share of H's mean diagonal that is added to it: inputs beyond the calibration text are not of exactly this kind."""
 RIDGE: Final = 1e-4
@@ -80,13 +76,18 @@ class Rounder:
 
     def _nearest_plane(self, weights: Float32Array, grid: Grid) -> Float32Array:
         """Codes less zero point, `[rows, columns]`. Transposed inside: a column of all rows lies in one piece."""
+        rows, columns = weights.shape
         target = np.ascontiguousarray(weights[:, self._order].T)
-        lattice = _Columns(grid, len(target), self._order)
-        steps = np.empty_like(target)
-        errors = np.empty_like(target)
-        for column, influence in _influences(self._feedback, errors):
-            steps[column], value = lattice.nearest(target[column] + influence, column)
-            errors[column] = target[column] - value
+        lattice = _Columns(grid, columns, self._order)
+        steps = np.empty((columns, rows), np.float32)
+        errors = np.empty((columns, rows), np.float32)
+        for start in range(0, columns, PANEL):
+            stop = min(start + PANEL, columns)
+            panel = target[start:stop] + self._feedback[start:stop, :start] @ errors[:start]
+            for column in range(start, stop):
+                wanted = panel[column - start] + self._feedback[column, start:column] @ errors[start:column]
+                steps[column], value = lattice.nearest(wanted, column)
+                errors[column] = target[column] - value
         return _unpermuted(steps, self._order)
 
     def _descend(self, weights: Float32Array, steps: Float32Array, grid: Grid) -> Float32Array:
@@ -99,10 +100,13 @@ class Rounder:
         values = np.ascontiguousarray(values[:, self._order].T)
         chosen = np.empty_like(values)
         moves = np.empty_like(values)
-        for column, influence in _influences(hessian, moves):
-            push = (slope[column] + influence) / hessian[column, column]
-            chosen[column], value = lattice.nearest(values[column] - push, column)
-            moves[column] = value - values[column]
+        for start in range(0, columns, PANEL):
+            stop = min(start + PANEL, columns)
+            panel = slope[start:stop] + hessian[start:stop, :start] @ moves[:start]
+            for column in range(start, stop):
+                here = panel[column - start] + hessian[column, start:column] @ moves[start:column]
+                chosen[column], value = lattice.nearest(values[column] - here / hessian[column, column], column)
+                moves[column] = value - values[column]
         return _unpermuted(chosen, self._order)
 
     def _fit_scales(self, weights: Float32Array, steps: Float32Array, scales: Float32Array) -> Float32Array:
@@ -123,23 +127,6 @@ class Rounder:
         diagonal += ridge
         fitted = np.linalg.solve(system, right[..., None])[..., 0]
         return np.asarray(fitted, np.float32)
-
-
-def _influences(matrix: Float32Array, changes: Float32Array) -> Iterator[tuple[int, Float32Array]]:
-    """(column, sum over the columns before it of `matrix[column, before] * changes[before]`), column by column.
-
-    `changes` `[columns, rows]` is filled in by the caller, one column for each that is yielded.
-    """
-    columns = len(changes)
-    for panel in range(0, columns, PANEL):
-        panel_end = min(panel + PANEL, columns)
-        of_panels = matrix[panel:panel_end, :panel] @ changes[:panel]
-        for strip in range(panel, panel_end, STRIP):
-            strip_end = min(strip + STRIP, panel_end)
-            of_strips = of_panels[strip - panel : strip_end - panel]
-            of_strips += matrix[strip:strip_end, panel:strip] @ changes[panel:strip]
-            for column in range(strip, strip_end):
-                yield column, of_strips[column - strip] + matrix[column, strip:column] @ changes[strip:column]
 
 
 class _Columns:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -10,10 +10,6 @@ from edgeqwen.convert.checkpoint import Float32Array
 from edgeqwen.convert.gptq import Rounder
 from edgeqwen.convert.grids import block_grid, row_grid
 from edgeqwen.convert.quantize import BlockWeights, Form, RowWeights
-
-MAKE_UP: Final = 0.5
-MAKE_UP_DAMPING: Final = 0.1
-"""Half of the way, with strong damping: what fits the calibration text better than that fits other text worse."""
 
 
 class MatrixRounder:
@@ -25,10 +21,9 @@ class MatrixRounder:
     def __init__(self, inputs: Float32Array, block_size: int, *, shares: Float32Array | None = None) -> None:
         if shares is not None:
             inputs = inputs * np.sqrt(shares)[:, None]
-        self._inputs = inputs
-        self._hessian = inputs.T @ inputs / np.float32(len(inputs))
-        self._importance = np.diagonal(self._hessian)
-        self._rounder = Rounder(self._hessian.astype(np.float64))
+        hessian = (inputs.T @ inputs / np.float32(len(inputs))).astype(np.float64)
+        self._importance = np.diagonal(hessian).astype(np.float32)
+        self._rounder = Rounder(hessian)
         self._block_size = block_size
 
     def round(self, weights: Float32Array, form: Form) -> RowWeights | BlockWeights:
@@ -41,17 +36,6 @@ class MatrixRounder:
         codes, scales = self._rounder.round(weights, grid, sweeps=1 if bits == 4 else 0)
         zero_points = grid.zero_points.astype(np.uint8) if bits == 4 else None
         return BlockWeights(codes.astype(np.uint8), scales, zero_points)
-
-    def make_up(self, wanted: Float32Array) -> Float32Array:
-        """S `[width, width]`: W + W S gives for the inputs more of what W gives for `wanted` `[tokens, width]`.
-
-        Least squares: W S = W D^T X (X^T X)^-1 with X the inputs and D what they lack of the wanted ones.
-        """
-        damped = self._hessian.copy()
-        diagonal = np.einsum("ii->i", damped)
-        diagonal += np.float32(MAKE_UP_DAMPING) * diagonal.mean() + np.finfo(np.float32).tiny
-        lacking = self._inputs.T @ (wanted - self._inputs) / np.float32(len(wanted))
-        return np.asarray(np.float32(MAKE_UP) * np.linalg.solve(damped, lacking).T, np.float32)
 
     def loss(self, difference: Float32Array) -> float:
         """Mean square of what a change of the weights changes in an output, over all outputs together."""
