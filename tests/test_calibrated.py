@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import Windows, calibration_windows
-from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array
-from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepInput, StepName, Workers, embed, layer_prefix
+from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepName, Workers, embed
 from edgeqwen.convert.kv_scales import key_scales, round_cache, value_scales
 from edgeqwen.convert.quantize import BlockWeights, Form, QuantizedTensor, RowWeights, quantize_blocks, quantize_rows
 from edgeqwen.convert.recipe import Recipe, uniform_recipe
@@ -44,9 +44,8 @@ def outputs(checkpoint: Checkpoint, windows: Windows, weights: dict[str, Float32
     for layer in range(checkpoint.spec.num_layers):
         prefix = layer_prefix(layer)
 
-        def multiply(step: StepName, given: StepInput, prefix: str = prefix) -> Float32Array:
+        def multiply(step: StepName, activations: Float32Array, prefix: str = prefix) -> Float32Array:
             names = [prefix + tensor for tensor in STEP_TENSORS[step]]
-            activations = given.activations
             if weights:
                 activations = round_rows(activations) if form == "rows8" else round_blocks(activations, 16)
             return np.asarray(

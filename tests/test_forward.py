@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.forward import (
     STEP_TENSORS,
     Attended,
     LayerForward,
-    StepInput,
     StepName,
     Workers,
     embed,
-    layer_prefix,
     rms_norm,
 )
 from edgeqwen.convert.sources import open_checkpoint
@@ -39,9 +37,9 @@ def run_layers(
         for layer in range(checkpoint.spec.num_layers):
             prefix = layer_prefix(layer)
 
-            def multiply(step: StepName, given: StepInput, prefix: str = prefix) -> Float32Array:
+            def multiply(step: StepName, activations: Float32Array, prefix: str = prefix) -> Float32Array:
                 weights = np.concatenate([checkpoint.read(prefix + tensor) for tensor in STEP_TENSORS[step]])
-                return np.asarray(given.activations @ weights.T)
+                return np.asarray(activations @ weights.T)
 
             x = LayerForward(checkpoint, layer, workers).run(x, multiply)
     return rms_norm(x, checkpoint.read(FINAL_NORM), checkpoint.spec.rms_norm_eps)
@@ -81,9 +79,9 @@ def test_attention_tells_how_much_each_token_is_looked_at() -> None:
     windows = np.random.default_rng(9).integers(0, checkpoint.spec.num_tokens, (2, WINDOW))
     seen: list[Attended] = []
 
-    def multiply(step: StepName, given: StepInput) -> Float32Array:
+    def multiply(step: StepName, activations: Float32Array) -> Float32Array:
         weights = np.concatenate([checkpoint.read(layer_prefix(0) + tensor) for tensor in STEP_TENSORS[step]])
-        return np.asarray(given.activations @ weights.T)
+        return np.asarray(activations @ weights.T)
 
     with Workers(1, WINDOW) as workers:
         LayerForward(checkpoint, 0, workers).run(embed(checkpoint, windows), multiply, on_attention=seen.append)

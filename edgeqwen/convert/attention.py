@@ -12,14 +12,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
-from edgeqwen.convert.linear import Linears, Product
+from edgeqwen.convert.linear import Linears, Product, scaled
 from edgeqwen.convert.rope import rotary_tables
-from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.model import KV_KINDS, ModelSpec
 
 NO_INPUT: Final = ""
-KINDS: Final = ("key", "value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,6 @@ class Heads:
             "SkipSimplifiedLayerNormalization", inputs, name + ".normed", domain=MICROSOFT, epsilon=epsilon
         )
 
-    def scaled(self, product: Product) -> str:
-        """The product with its row scale multiplied in."""
-        if product.row_scale is None:
-            return product.name
-        return self.builder.node("Mul", [product.name, product.row_scale], product.name + ".scaled")
-
     def biased(self, layer: int, which: str, rows: str, fold: Float32Array | None = None) -> str:
         """Rows plus the projection's bias (times `fold`, for each channel), where the family has one."""
         if not self.spec.has_qkv_bias:
@@ -93,8 +86,8 @@ class Heads:
     def cache(self, layer: int, dtype: type[np.generic], batch: int | str) -> tuple[list[str], list[str]]:
         """Inputs past.L.* and outputs present.L.* of a layer."""
         shape: list[int | str] = [batch, self.spec.num_kv_heads, "capacity", self.spec.head_dim]
-        past = [self.builder.add_input(f"past.{layer}.{kind}", dtype, shape) for kind in KINDS]
-        present = [self.builder.add_output(f"present.{layer}.{kind}", dtype, shape) for kind in KINDS]
+        past = [self.builder.add_input(f"past.{layer}.{kind}", dtype, shape) for kind in KV_KINDS]
+        present = [self.builder.add_output(f"present.{layer}.{kind}", dtype, shape) for kind in KV_KINDS]
         return past, present
 
 
@@ -142,7 +135,7 @@ class GroupedAttention:
             gain = build.tensor(f"{_prefix(layer, which)}_norm.weight", heads.read(layer, which, "norm.weight"))
             rows = heads.norm(product.name, gain, name)
         else:
-            rows = heads.biased(layer, which, heads.scaled(product))
+            rows = heads.biased(layer, which, scaled(build, product))
         width = (heads.spec.num_heads if which == "q" else heads.spec.num_kv_heads) * heads.spec.head_dim
         shape = f"batch_shape.{width}"
         if not build.has_value(shape):
@@ -166,13 +159,13 @@ def store_cache_scales(build: GraphBuilder, scales: KVScales, layer: int) -> lis
 
 def store_rotary_tables(build: GraphBuilder, spec: ModelSpec) -> None:
     """`rotary.cos` and `rotary.sin`, made once for all graphs of a package."""
-    if not build.is_stored("rotary.cos"):
-        cosines, sines = rotary_tables(spec)
-        build.tensor("rotary.cos", cosines)
-        build.tensor("rotary.sin", sines)
-    build.stored("rotary.cos")
-    build.stored("rotary.sin")
+    names = ("rotary.cos", "rotary.sin")
+    if not build.is_stored(names[0]):
+        for name, table in zip(names, rotary_tables(spec), strict=True):
+            build.tensor(name, table)
+    for name in names:
+        build.stored(name)
 
 
 def _prefix(layer: int, which: str) -> str:
-    return f"model.layers.{layer}.self_attn.{which}"
+    return f"{layer_prefix(layer)}self_attn.{which}"

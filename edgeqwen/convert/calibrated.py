@@ -25,16 +25,14 @@ import numpy as np
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.attention import KVScales
 from edgeqwen.convert.calibration import Windows
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.forward import (
     STEP_TENSORS,
     Attended,
     LayerForward,
-    StepInput,
     StepName,
     Workers,
     embed,
-    layer_prefix,
     rms_norm,
 )
 from edgeqwen.convert.kv_scales import key_scales, value_scales
@@ -116,9 +114,9 @@ class LayerQuantizer:
         }
         layer = _Layer(prefix, weights, {}, np.empty(0, np.float32))
 
-        def multiply(step: StepName, given: StepInput) -> Float32Array:
-            layer.inputs[step] = given.activations
-            return np.asarray(given.activations @ weights[step].T)
+        def multiply(step: StepName, activations: Float32Array) -> Float32Array:
+            layer.inputs[step] = activations
+            return np.asarray(activations @ weights[step].T)
 
         def on_attention(attended: Attended) -> None:
             self._cache.append((key_scales(attended.keys), value_scales(attended.values)))
@@ -146,9 +144,9 @@ class LayerQuantizer:
     ) -> Float32Array:
         """The layer's output under its blocks, which are appended to `results`."""
 
-        def multiply(step: StepName, given: StepInput) -> Float32Array:
-            size = self._recipe.block_size_of(given.activations.shape[1])
-            inputs = self._workers.apply(lambda piece: round_blocks(piece, size), given.activations)
+        def multiply(step: StepName, activations: Float32Array) -> Float32Array:
+            size = self._recipe.block_size_of(activations.shape[1])
+            inputs = self._workers.apply(lambda piece: round_blocks(piece, size), activations)
             rounder = self._rounder(layer, step, inputs)
             values = []
             for name, matrix in self._matrices(layer, step):

@@ -28,9 +28,7 @@ WEIGHTS_TIMES_TOKENS: Final = 2.5e12
 
 def num_windows(spec: ModelSpec) -> int:
     """How many windows of text a model of this size is calibrated on."""
-    attention = 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
-    weights = spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
-    affordable = WEIGHTS_TIMES_TOKENS / (weights * WINDOW_LEN)
+    affordable = WEIGHTS_TIMES_TOKENS / (spec.num_layer_weights * WINDOW_LEN)
     return int(min(MOST_WINDOWS, max(LEAST_WINDOWS, affordable)))
 
 

@@ -85,6 +85,11 @@ OUTPUT = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 
 
+def layer_prefix(layer: int) -> str:
+    """What the names of a layer's tensors begin with."""
+    return f"model.layers.{layer}."
+
+
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Canonical names and shapes of all tensors that a model of this shape has (`lm_head` only if not tied)."""
     hidden, inner, head_dim = spec.hidden_size, spec.intermediate_size, spec.head_dim
@@ -93,7 +98,7 @@ def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tie_embeddings:
         shapes[OUTPUT] = (spec.vocab_size, hidden)
     for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
+        prefix = layer_prefix(layer)
         for name, rows in width.items():
             shapes[f"{prefix}self_attn.{name}_proj.weight"] = (rows, hidden)
             if spec.has_qkv_bias:

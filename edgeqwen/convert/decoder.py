@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 
 from edgeqwen.convert.attention import Attention
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
-from edgeqwen.convert.linear import WANTED, Linears, Product
+from edgeqwen.convert.linear import WANTED, Linears, Product, scaled
 
 NO_INPUT: Final = ""
 
@@ -56,7 +56,7 @@ class DecoderGraph:
 
     def _layer(self, layer: int, residual: str, normed: str) -> tuple[str, str]:
         """The layer's output and what the next one's norm makes of it (after the last layer: the final norm)."""
-        prefix = f"model.layers.{layer}."
+        prefix = layer_prefix(layer)
         attended = self._attention.attend(layer, normed)
         label = str(layer)
         if layer == self._spec.num_layers - 1:
@@ -70,8 +70,8 @@ class DecoderGraph:
 
     def _mlp(self, layer: int, x: str, label: str) -> Product:
         """down(silu(gate) * up). The row scale of `up` is carried into that of `down`."""
-        prefix, build = f"model.layers.{layer}.mlp.", self._builder
-        gate = self._scaled(self._linears.project(x, prefix + "gate_proj.weight", f"{label}.gate"))
+        prefix, build = layer_prefix(layer) + "mlp.", self._builder
+        gate = scaled(build, self._linears.project(x, prefix + "gate_proj.weight", f"{label}.gate"))
         up = self._linears.project(x, prefix + "up_proj.weight", f"{label}.up")
         active = build.node("QuickGelu", [gate], f"{label}.silu", domain=MICROSOFT, alpha=1.0)
         inner = build.node("Mul", [active, up.name], f"{label}.inner")
@@ -79,11 +79,6 @@ class DecoderGraph:
         if up.row_scale is None or down.row_scale is None:
             return down
         return Product(down.name, build.node("Mul", [up.row_scale, down.row_scale], f"{label}.down.row_scale"))
-
-    def _scaled(self, product: Product) -> str:
-        if product.row_scale is None:
-            return product.name
-        return self._builder.node("Mul", [product.name, product.row_scale], product.name + ".scaled")
 
     def _add_norm(self, residual: str, product: Product, gain: str, label: str) -> tuple[str, str]:
         """(sum, normed sum), in one node where no row scale is left to multiply in."""
@@ -112,4 +107,4 @@ class DecoderGraph:
 
 
 def _input_norm(layer: int) -> str:
-    return f"model.layers.{layer}.input_layernorm.weight"
+    return layer_prefix(layer) + "input_layernorm.weight"

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.rope import rotary_tables
 from edgeqwen.core.model import ModelSpec
 
@@ -41,14 +41,6 @@ STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StepInput:
-    """What the products of a step multiply, and the residual as it stands there; both `[tokens, ...]`."""
-
-    activations: Float32Array
-    residual: Float32Array
-
-
-@dataclass(frozen=True, slots=True)
 class Attended:
     """What attention saw: `keys` (after norm and rotary) and `values` `[tokens, kv_heads, head_dim]`, and how much of
     it each token got, `shares` `[tokens]`, all queries of its window together, mean over the heads.
@@ -59,12 +51,8 @@ class Attended:
     shares: Float32Array
 
 
-Multiply: TypeAlias = Callable[[StepName, StepInput], Float32Array]
-
-
-def layer_prefix(layer: int) -> str:
-    """What the names of a layer's tensors begin with."""
-    return f"model.layers.{layer}."
+Multiply: TypeAlias = Callable[[StepName, Float32Array], Float32Array]
+"""From a step and the activations that go into it to its product, both `[tokens, ...]`."""
 
 
 def embed(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Float32Array:
@@ -134,13 +122,13 @@ class LayerForward:
     ) -> Float32Array:
         """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order."""
         apply = self._workers.apply
-        query, key, value = self._heads(multiply("qkv", StepInput(apply(self._norm(self._input_gain), x), x)))
+        query, key, value = self._heads(multiply("qkv", apply(self._norm(self._input_gain), x)))
         mixed, shares = attend(query, key, value, self._workers)
         if on_attention is not None:
             on_attention(Attended(key, value, shares))
-        x = x + multiply("o", StepInput(mixed, x))
-        gate_up = multiply("gate_up", StepInput(apply(self._norm(self._middle_gain), x), x))
-        return x + multiply("down", StepInput(apply(gated, gate_up), x))
+        x = x + multiply("o", mixed)
+        gate_up = multiply("gate_up", apply(self._norm(self._middle_gain), x))
+        return x + multiply("down", apply(gated, gate_up))
 
     def _norm(self, gain: Float32Array) -> Callable[[Float32Array], Float32Array]:
         return lambda x: rms_norm(x, gain, self._spec.rms_norm_eps)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from edgeqwen.convert.store import TYPES, TensorStore
 
@@ -49,6 +49,11 @@ class GraphBuilder:
         """A view of another shape; -1 is what is left."""
         name = "shape." + ".".join(map(str, shape))
         return self.node("Reshape", [x, self.constant(name, list(shape), np.int64)], output)
+
+    def filled(self, output: str, shape: str, value: np.generic) -> str:
+        """A tensor of the shape that `shape` holds, every element `value`."""
+        element = numpy_helper.from_array(np.asarray([value]))
+        return self.node("ConstantOfShape", [shape], output, value=element)
 
     def has_value(self, name: str) -> bool:
         """Whether a node of this name was emitted."""

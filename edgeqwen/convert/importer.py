@@ -6,7 +6,6 @@ old files, which are unlinked, never written to.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,7 @@ import numpy as np
 import onnx
 
 from edgeqwen import __version__
-from edgeqwen.convert.attention import GroupedAttention, Heads, KVScales
+from edgeqwen.convert.attention import Attention, GroupedAttention, Heads, KVScales
 from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import calibration_windows, num_windows
 from edgeqwen.convert.checkpoint import Checkpoint, expected_tensors
@@ -24,16 +23,17 @@ from edgeqwen.convert.decoder import DecoderGraph
 from edgeqwen.convert.graph import OPSET, GraphBuilder
 from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import LinearForm, make_linears
+from edgeqwen.convert.manifest import describe_files, write_manifest
 from edgeqwen.convert.prefill_attention import SCATTER_OPSET, Int8Attention
 from edgeqwen.convert.quantize import Form
 from edgeqwen.convert.recipe import uniform_recipe
 from edgeqwen.convert.rotation import RotatedCheckpoint
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
-from edgeqwen.convert.store import TensorStore
+from edgeqwen.convert.store import TensorStore, external_range
 from edgeqwen.convert.weights import StoredWeights, WeightWriter, is_repackable, layer_tensors
 from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant, Source, Stage, WeightForm
-from edgeqwen.core.package import GENERATION_CONFIG, MANIFEST, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
+from edgeqwen.core.package import GENERATION_CONFIG, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
 from edgeqwen.errors import ModelInvalid
 
 Target = Literal["any", "vnni", "arm"]
@@ -56,13 +56,14 @@ GRAPH_FORMS: dict[Quant, dict[Stage, LinearForm]] = {
     "int4": {"decode": "blocks"},
     "hybrid": {"decode": "blocks", "prefill": "rows"},
 }
+"""A few rows are fastest in blocks, many in rows; a quant with one graph uses it for both."""
+
 DEFAULT_KV_TYPES: dict[Quant, tuple[KVType, ...]] = {
     "fp32": ("fp32", "int8"),
     "int8": ("fp32", "int8"),
     "int4": ("int8", "fp32"),
     "hybrid": ("int8", "fp32"),
 }
-"""A few rows are fastest in blocks, many in rows; a quant with one graph uses it for both."""
 
 
 def import_model(
@@ -94,10 +95,21 @@ def import_model(
                 _write_graphs(store, checkpoint, folder, stored=writer.stored, quant=quant, kv_scales=kv_scales)
             write_kernel_check(folder)
             _write_side_files(checkpoint, folder)
-            manifest = _manifest(checkpoint, folder, quant=quant, target=target, name=name, source=source)
-            if kv_scales is not None:
-                manifest = msgspec.structs.replace(manifest, kv_types=default_kv_types(quant, form))
-            (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+            files = describe_files(folder)
+            manifest = Manifest(
+                name=name,
+                spec=checkpoint.spec,
+                quant=quant,
+                target=target,
+                weight_form=form,
+                source=source or checkpoint.source,
+                builder_version=__version__,
+                sizes=files.sizes,
+                digests=files.digests,
+                kv_types=default_kv_types(quant, form) if kv_scales else ("fp32",),
+                notes=checkpoint.side_files.notes,
+            )
+            write_manifest(folder, manifest)
             _check(folder)
             publish(folder, out)
     finally:
@@ -171,11 +183,13 @@ def _write_graphs(
     """Stage two: the graphs, which are small; each stage over each type of cache."""
     for stage, form in GRAPH_FORMS[quant].items():
         for scales in (None, kv_scales) if kv_scales else (None,):
-            is_integer = stage == "prefill" and scales is not None
+            is_integer = scales is not None and stage == "prefill"
             builder = GraphBuilder(store, opset=SCATTER_OPSET if is_integer else OPSET)
             linears = make_linears(form, builder, stored)
             heads = Heads(builder, checkpoint, linears)
-            attention = Int8Attention(heads, scales) if is_integer and scales else GroupedAttention(heads, scales)
+            attention: Attention = GroupedAttention(heads, scales)
+            if scales is not None and is_integer:
+                attention = Int8Attention(heads, scales)
             DecoderGraph(builder, checkpoint, linears, attention=attention).build()
             builder.save(folder / graph_file(stage, "int8" if scales else "fp32"))
 
@@ -187,35 +201,12 @@ def _write_side_files(checkpoint: Checkpoint, folder: Path) -> None:
     (folder / GENERATION_CONFIG).write_bytes(msgspec.json.encode(side.generation_config))
 
 
-def _manifest(
-    checkpoint: Checkpoint, folder: Path, *, quant: Quant, target: Target, name: str, source: Source | None
-) -> Manifest:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return Manifest(
-        name=name,
-        spec=checkpoint.spec,
-        quant=quant,
-        target=target,
-        weight_form=WEIGHT_FORMS[target],
-        source=source or checkpoint.source,
-        builder_version=__version__,
-        sizes={path.name: path.stat().st_size for path in files},
-        digests={path.name: _digest(path) for path in files},
-        notes=checkpoint.side_files.notes,
-    )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _check(folder: Path) -> None:
     """Open what was written as a daemon would, and see that each external tensor lies inside the weights file."""
     package = open_package(folder)
     size = package.manifest.sizes[WEIGHTS]
     for path in sorted(folder.glob("*.onnx")):
         for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            if place and int(place["offset"]) + int(place["length"]) > size:
+            place = external_range(tensor)
+            if place is not None and sum(place) > size:
                 raise ModelInvalid(f"{folder / WEIGHTS}: tensor {tensor.name} lies outside the file")

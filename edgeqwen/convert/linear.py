@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
-from onnx import numpy_helper
 
 from edgeqwen.convert.checkpoint import EMBEDDING, Float32Array
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
@@ -58,6 +57,13 @@ class Linears(Protocol):
     def logits(self, x: str, output: str) -> str:
         """`x` times the transpose of the output matrix (the embedding where tied)."""
         ...
+
+
+def scaled(build: GraphBuilder, product: Product) -> str:
+    """The product with its row scale multiplied in."""
+    if product.row_scale is None:
+        return product.name
+    return build.node("Mul", [product.name, product.row_scale], product.name + ".scaled")
 
 
 def make_linears(form: LinearForm, builder: GraphBuilder, stored: StoredWeights) -> Linears:
@@ -162,8 +168,7 @@ class RowLinears:
         name = f"{WANTED}.zero_points" if x.startswith(WANTED) else "zero_points"
         if not build.has_value(name):
             count = build.node("Shape", [scales], name + ".count")
-            value = numpy_helper.from_array(np.array([128], np.uint8))
-            build.node("ConstantOfShape", [count], name, value=value)
+            build.filled(name, count, np.uint8(128))
         return name
 
 

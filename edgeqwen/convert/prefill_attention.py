@@ -28,12 +28,11 @@ import math
 from typing import Final
 
 import numpy as np
-from onnx import numpy_helper
 
 from edgeqwen.convert.attention import Heads, KVScales, store_cache_scales, store_rotary_tables
 from edgeqwen.convert.checkpoint import Float32Array
 from edgeqwen.convert.graph import MICROSOFT
-from edgeqwen.convert.linear import Product
+from edgeqwen.convert.linear import Product, scaled
 
 SCATTER_OPSET: Final = 24  # the first with TensorScatter
 MASKED: Final = -1e9
@@ -107,7 +106,7 @@ class Int8Attention:
             return Product(heads.norm(product.name, name, f"{layer}.{which}"))
         product = heads.project(layer, which, x, column_scale=flat)
         if self._spec.has_qkv_bias:
-            return Product(heads.biased(layer, which, heads.scaled(product), flat))
+            return Product(heads.biased(layer, which, scaled(self._build, product), flat))
         return product
 
     def _turned(self, label: str, rows: Product) -> Product:
@@ -138,8 +137,7 @@ class Int8Attention:
         if not build.has_value(inverse):
             build.reshape(build.node("Reciprocal", [row_scale], f"{inverse}.column"), [-1], inverse)
         if not build.has_value("zero_codes"):
-            value = numpy_helper.from_array(np.array([0], np.int8))
-            build.node("ConstantOfShape", ["count"], "zero_codes", value=value)
+            build.filled("zero_codes", "count", np.int8(0))
         return inverse, "zero_codes"
 
     def _cached(self, present: str, *, is_turned: bool) -> str:
@@ -162,8 +160,7 @@ class Int8Attention:
         scale = build.node("Mul", [positive, build.constant("per_127", 1 / 127)], f"{label}.scale")
         if not build.has_value("query.zero_points"):
             count = build.node("Shape", [scale], "query.count")
-            value = numpy_helper.from_array(np.array([128], np.uint8))
-            build.node("ConstantOfShape", [count], "query.zero_points", value=value)
+            build.filled("query.zero_points", count, np.uint8(128))
         codes = build.node("QuantizeLinear", [vectors, scale, "query.zero_points"], f"{label}.codes", axis=0)
         root = build.constant("per_root_head_dim", 1 / math.sqrt(spec.head_dim))
         factor = build.node("Mul", [scale, root], f"{label}.factor")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from edgeqwen.convert.checkpoint import Checkpoint
 from edgeqwen.convert.quantize import Form, block_size_for
-
-BLOCK_SIZE: Final = 64
+from edgeqwen.convert.weights import LAYER_BLOCK, layer_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +18,13 @@ class Recipe:
     """
 
     forms: Mapping[str, tuple[Form, ...]]
-    block_size: int = BLOCK_SIZE
+    block_size: int = LAYER_BLOCK
 
     def block_size_of(self, columns: int) -> int:
         """Width of the blocks of a tensor."""
         return block_size_for(columns, preferred=self.block_size)
 
 
-def uniform_recipe(checkpoint: Checkpoint, forms: tuple[Form, ...], *, block_size: int = BLOCK_SIZE) -> Recipe:
+def uniform_recipe(checkpoint: Checkpoint, forms: tuple[Form, ...], *, block_size: int = LAYER_BLOCK) -> Recipe:
     """The same forms for every linear layer."""
-    return Recipe({name: forms for name in checkpoint.tensors if name.endswith("_proj.weight")}, block_size)
+    return Recipe(dict.fromkeys(layer_tensors(checkpoint.tensors), forms), block_size)

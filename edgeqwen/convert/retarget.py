@@ -21,7 +21,9 @@ from onnx import TensorProto, numpy_helper
 from edgeqwen import __version__
 from edgeqwen.convert.importer import WEIGHT_FORMS, Target, default_kv_types
 from edgeqwen.convert.kernel_graph import ROW_PRODUCTS, write_kernel_check
+from edgeqwen.convert.manifest import Files, describe_files, write_manifest
 from edgeqwen.convert.staging import publish, staging
+from edgeqwen.convert.store import external_range
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, WeightForm
 from edgeqwen.core.package import MANIFEST, WEIGHTS, Package, open_package, verify_digests
@@ -55,8 +57,9 @@ def retarget_package(
             if not (folder / file).exists() and file != KERNEL_CHECK:
                 shutil.copyfile(path / file, folder / file)
         write_kernel_check(folder)
-        manifest = _manifest(package.manifest, folder, target=target, name=name, weights_digest=digest)
-        (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
+        files = describe_files(folder, known={WEIGHTS: digest})
+        manifest = _manifest(package.manifest, files, target=target, name=name)
+        write_manifest(folder, manifest)
         open_package(folder)
         publish(folder, out)
     progress(1.0)
@@ -102,10 +105,10 @@ def turn_weights(graph: onnx.GraphProto, form: WeightForm) -> Ranges:
 
 
 def _turn_tensor(tensor: onnx.TensorProto, form: WeightForm) -> Ranges:
-    place = {entry.key: entry.value for entry in tensor.external_data}
-    if place:
+    place = external_range(tensor)
+    if place is not None:
         tensor.data_type = ELEMENTS[form]
-        return {(int(place["offset"]), int(place["length"]))}
+        return {place}
     codes = numpy_helper.to_array(tensor).view(np.uint8) ^ np.uint8(HIGHEST_BIT)
     tensor.CopyFrom(numpy_helper.from_array(codes if form == "unsigned" else codes.view(np.int8), tensor.name))
     return set()
@@ -139,8 +142,8 @@ def _check_sharing(path: Path, graph: onnx.GraphProto, turned: Ranges, form: Wei
     """Every tensor of a graph that lies in a turned range must be one of the new form."""
     offsets = {offset for offset, _ in turned}
     for tensor in graph.initializer:
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if place and int(place["offset"]) in offsets and tensor.data_type != ELEMENTS[form]:
+        place = external_range(tensor)
+        if place is not None and place[0] in offsets and tensor.data_type != ELEMENTS[form]:
             raise ModelInvalid(f"{path}: {tensor.name} shares weights that would change; import the checkpoint again")
 
 
@@ -173,26 +176,18 @@ def _pieces(size: int, turned: Ranges) -> Iterator[tuple[int, bool]]:
         position = offset + length
 
 
-def _manifest(old: Manifest, folder: Path, *, target: Target, name: str, weights_digest: str) -> Manifest:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    digests = {path.name: weights_digest if path.name == WEIGHTS else _digest(path) for path in files}
-    changes: dict[str, Any] = {
-        "target": target,
-        "weight_form": WEIGHT_FORMS[target],
-        "builder_version": __version__,
-        "sizes": {path.name: path.stat().st_size for path in files},
-        "digests": digests,
-    }
-    if name:
-        changes["name"] = name
-    if len(old.kv_types) > 1:
-        changes["kv_types"] = default_kv_types(old.quant, WEIGHT_FORMS[target])
-    return msgspec.structs.replace(old, **changes)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return _named(hashlib.file_digest(file, "sha256"))
+def _manifest(old: Manifest, files: Files, *, target: Target, name: str) -> Manifest:
+    form = WEIGHT_FORMS[target]
+    return msgspec.structs.replace(
+        old,
+        name=name or old.name,
+        target=target,
+        weight_form=form,
+        builder_version=__version__,
+        sizes=files.sizes,
+        digests=files.digests,
+        kv_types=default_kv_types(old.quant, form) if len(old.kv_types) > 1 else old.kv_types,
+    )
 
 
 def _named(digest: Any) -> str:

@@ -76,9 +76,9 @@ class TensorStore:
         """A tensor of another shape over the same bytes as `existing`."""
         tensor = self._tensors[existing]
         dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if place:
-            copy = _external(name, dtype, shape, offset=int(place["offset"]), length=int(place["length"]))
+        place = external_range(tensor)
+        if place is not None:
+            copy = _external(name, dtype, shape, offset=place[0], length=place[1])
         else:
             copy = numpy_helper.from_array(numpy_helper.to_array(tensor).reshape(shape), name)
         self._tensors[name] = copy
@@ -94,6 +94,12 @@ class TensorStore:
             length += self._file.write(np.ascontiguousarray(piece).data)
         self._size = offset + length
         return offset, length
+
+
+def external_range(tensor: onnx.TensorProto) -> tuple[int, int] | None:
+    """(offset, length) of a graph's initializer in the weights file; None if it stands in the graph."""
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    return (int(place["offset"]), int(place["length"])) if place else None
 
 
 def _external(name: str, dtype: np.dtype[Any], shape: Sequence[int], *, offset: int, length: int) -> onnx.TensorProto:

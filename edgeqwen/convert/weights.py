@@ -8,7 +8,7 @@ needed, so they cost address space more than memory; where embedding and output 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -104,11 +104,6 @@ class WeightWriter:
         else:
             bits: Bits = 4 if form == "blocks4" else 8
             self.stored.blocks[tensor] = self._write_streamed(tensor, bits=bits, preferred=LAYER_BLOCK)
-
-    def write_all(self, quantized: Iterable[QuantizedTensor]) -> None:
-        """Layers that were quantised elsewhere."""
-        for each in quantized:
-            self.write_quantized(each)
 
     def write_quantized(self, quantized: QuantizedTensor) -> None:
         """One layer: rows as codes `[in, out]` (the layout that the kernel packs) and scales `[out]`, or blocks."""

@@ -17,12 +17,14 @@ SHARE: Final = 0.5
 
 def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
     """About how much memory the weights of a model take once they are loaded."""
-    heads = spec.num_heads + 2 * spec.num_kv_heads
-    attention = spec.hidden_size * spec.head_dim * (heads + spec.num_heads)
-    layers = spec.num_layers * (attention + 3 * spec.hidden_size * spec.intermediate_size)
     matrix = spec.vocab_size * spec.hidden_size
     output_bits = 32 if quant == "fp32" else OUTPUT_BITS_PER_WEIGHT
-    return int(layers * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
+    return int(spec.num_layer_weights * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
+
+
+def kv_bytes(spec: ModelSpec, kv_type: KVType, num_tokens: int) -> int:
+    """Memory that the cache of some tokens takes."""
+    return spec.kv_floats_per_token * KV_BYTES[kv_type] * num_tokens
 
 
 def choose_quant(spec: ModelSpec, *, free_bytes: int) -> tuple[Quant, str]:
@@ -45,10 +47,10 @@ def choose_kv_type(
     spec: ModelSpec, kv_types: Sequence[KVType], *, num_tokens: int, free_bytes: int
 ) -> tuple[KVType, str]:
     """The package's default (the first of `kv_types`, by measured speed), unless a cache of `num_tokens` in it does not
-    fit in half of the memory that is free beside the model and one of int8 is to be had.
+    fit in half of the memory that is free (the model itself not counted) and one of int8 is to be had.
     """
     first = kv_types[0]
-    needed = spec.kv_floats_per_token * KV_BYTES[first] * num_tokens
+    needed = kv_bytes(spec, first, num_tokens)
     if first == "fp32" and "int8" in kv_types and 0 < free_bytes * SHARE < needed:
         return "int8", f"{num_tokens} tokens in fp32 would take {_mb(needed)} of the {_mb(free_bytes)} that are free"
     return first, "the faster one for this package"

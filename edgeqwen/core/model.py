@@ -9,6 +9,9 @@ import msgspec
 Family = Literal["qwen3", "qwen2", "llama"]
 Quant = Literal["fp32", "int8", "int4", "hybrid"]
 KVType = Literal["fp32", "int8"]
+KV_KINDS = ("key", "value")
+"""The two tensors that a layer keeps of a token, in the order of their names `past.LAYER.KIND`."""
+
 Stage = Literal["decode", "prefill"]
 WeightForm = Literal["signed", "unsigned"]
 
@@ -49,6 +52,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rope_scaling: RopeScaling | None = None
     has_qk_norm: bool = False
     has_qkv_bias: bool = False
+
+    @property
+    def num_layer_weights(self) -> int:
+        """Elements of all layers' matrices together, without embedding and output matrix."""
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        return self.num_layers * (attention + 3 * self.hidden_size * self.intermediate_size)
 
     @property
     def kv_floats_per_token(self) -> int:

@@ -119,6 +119,12 @@ def listed_eos(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(token for token in listed if type(token) is int)
 
 
+def file_digest(path: Path) -> str:
+    """Digest of a file as a manifest states it."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
 def verify_digests(package: Package, *, with_weights: bool = True) -> None:
     """Read every file and compare its digest; raises `ModelInvalid` that names the first one that differs.
 
@@ -128,8 +134,7 @@ def verify_digests(package: Package, *, with_weights: bool = True) -> None:
         if name == WEIGHTS and not with_weights:
             continue
         try:
-            with (package.path / name).open("rb") as file:
-                actual = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+            actual = file_digest(package.path / name)
         except OSError as error:
             raise _unreadable(package.path / name, error) from error
         if actual != digest:

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edgeqwen.core.model import KVType, ModelSpec
+from edgeqwen.core.model import KV_KINDS, KVType, ModelSpec
 from edgeqwen.core.step import KVData
 from edgeqwen.runtime.arena import Arena, ArenaShape
 
-KINDS: Final = ("key", "value")
 DTYPES: Final[dict[KVType, type[np.float32] | type[np.int8]]] = {"fp32": np.float32, "int8": np.int8}
 
 
@@ -22,7 +21,7 @@ class Cache:
         self.shape = shape
         self.lengths = [0] * num_slots
         self.bytes_per_token = spec.kv_floats_per_token * np.dtype(shape.dtype).itemsize
-        self._arenas = {f"{layer}.{kind}": Arena(shape) for layer in range(spec.num_layers) for kind in KINDS}
+        self._arenas = {f"{layer}.{kind}": Arena(shape) for layer in range(spec.num_layers) for kind in KV_KINDS}
 
     def bind(self, io: Any, first: int, num_slots: int) -> None:
         """Bind `num_slots` slots from `first` on as past and present: the same memory, so nothing is copied."""

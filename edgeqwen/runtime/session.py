@@ -19,9 +19,8 @@ from typing import Final
 
 import onnxruntime as ort
 
-from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.model import KV_KINDS, ModelSpec
 from edgeqwen.errors import ModelInvalid
-from edgeqwen.runtime.cache import KINDS
 
 MESSAGE_LEN = 300
 FLASH_SWITCH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -80,7 +79,7 @@ def has_shape(session: ort.InferenceSession, spec: ModelSpec) -> bool:
     """Whether the graph is one of `spec`: memory is handed to it by address, so what the two say must agree."""
     past = {arg.name: arg.shape for arg in session.get_inputs() if arg.name.startswith("past.")}
     logits = next((arg.shape for arg in session.get_outputs() if arg.name == "logits"), [None])
-    if len(past) != len(KINDS) * spec.num_layers or logits[-1] != spec.vocab_size:
+    if len(past) != len(KV_KINDS) * spec.num_layers or logits[-1] != spec.vocab_size:
         return False
-    names = (f"past.{layer}.{kind}" for layer in range(spec.num_layers) for kind in KINDS)
+    names = (f"past.{layer}.{kind}" for layer in range(spec.num_layers) for kind in KV_KINDS)
     return all(past.get(name, [])[1::2] == [spec.num_kv_heads, spec.head_dim] for name in names)
