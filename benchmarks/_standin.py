@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeqwen.convert.checkpoint import expected_tensors
 from edgeqwen.core.model import ModelSpec
+from edgeqwen.doctor.package import QWEN3
 from tests.checkpoints import add_gguf_shape, config_json, encode, gguf_name
 
 ROWS_AT_ONCE = 8192
@@ -29,23 +31,7 @@ NUM_LAYERS = 28
 
 def standin_spec(num_layers: int = NUM_LAYERS) -> ModelSpec:
     """Qwen3-0.6B's published shape."""
-    return ModelSpec(
-        family="qwen3",
-        vocab_size=151936,
-        num_tokens=151669,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_layers=num_layers,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        max_position=40960,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_embeddings=True,
-        eos_token_ids=(151645, 151643),
-        has_qk_norm=True,
-    )
+    return msgspec.structs.replace(QWEN3, num_layers=num_layers)
 
 
 def weights(name: str, shape: tuple[int, ...]) -> Iterator[NDArray[np.float32]]:

@@ -74,7 +74,7 @@ class EvalReport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Samples:
+class Samples:
     """Per-position figures of one text, joined at the end (`kl`, `agrees`, `gaps` are empty without a reference)."""
 
     losses: Doubles
@@ -116,8 +116,8 @@ def evaluate(
     finally:
         for runtime in runtimes:
             runtime.close()
-    scores = tuple(_score(name, [sample]) for name, sample in samples.items())
-    counted = _score("counted", [sample for name, sample in samples.items() if name != "chinese"])
+    scores = tuple(score(name, [sample]) for name, sample in samples.items())
+    counted = score_counted(samples)
     return EvalReport(package.manifest.name, package.manifest.quant, str(against) if against else None, scores, counted)
 
 
@@ -182,7 +182,7 @@ def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray
 
 def _measure_all(
     runtimes: Sequence[Runtime], texts: Mapping[str, Sequence[int]], progress: Callable[[float], None]
-) -> dict[str, _Samples]:
+) -> dict[str, Samples]:
     total = sum(len(ids) for ids in texts.values())
     done = 0
 
@@ -194,21 +194,21 @@ def _measure_all(
     return {name: _measure(runtimes, ids, advance) for name, ids in texts.items()}
 
 
-def _measure(runtimes: Sequence[Runtime], ids: Sequence[int], advance: Callable[[int], None]) -> _Samples:
+def _measure(runtimes: Sequence[Runtime], ids: Sequence[int], advance: Callable[[int], None]) -> Samples:
     """Figures of one text of at least two tokens; `advance` is told how many more are done."""
     window = min(WINDOW, runtimes[0].spec.capacity)
-    parts: list[_Samples] = []
+    parts: list[Samples] = []
     for start in range(0, len(ids), window):
         piece = ids[start : start + window]
         streams = zip(*(_chunks(runtime, piece) for runtime in runtimes), strict=True)
         for pairs in streams:
             offset = pairs[0][0]
-            parts.append(_compare([logits for _, logits in pairs], np.asarray(piece[offset + 1 :])))
+            parts.append(compare([logits for _, logits in pairs], np.asarray(piece[offset + 1 :])))
             advance(len(pairs[0][1]))
-    return _join(parts)
+    return join(parts)
 
 
-def _compare(logits: Sequence[NDArray[np.float32]], following: NDArray[np.int64]) -> _Samples:
+def compare(logits: Sequence[NDArray[np.float32]], following: NDArray[np.int64]) -> Samples:
     """Figures of one chunk; `logits[0]` is the candidate's, `[1]` the reference's; `following` the true next tokens."""
     candidate = _log_softmax(logits[0])
     known = min(len(candidate), len(following))
@@ -216,12 +216,12 @@ def _compare(logits: Sequence[NDArray[np.float32]], following: NDArray[np.int64]
     losses = -candidate[rows, following[:known]]
     if len(logits) == 1:
         empty = np.empty(0)
-        return _Samples(losses, empty, empty, np.empty(0, bool), empty)
+        return Samples(losses, empty, empty, np.empty(0, bool), empty)
     reference = _log_softmax(logits[1])
     kl = (np.exp(reference) * (reference - candidate)).sum(axis=1)
     agrees = candidate.argmax(axis=1) == reference.argmax(axis=1)
     best = np.partition(reference, -2, axis=1)[:, -2:]
-    return _Samples(losses, -reference[rows, following[:known]], kl, agrees, (best[:, 1] - best[:, 0])[~agrees])
+    return Samples(losses, -reference[rows, following[:known]], kl, agrees, (best[:, 1] - best[:, 0])[~agrees])
 
 
 def _log_softmax(logits: NDArray[np.float32]) -> Doubles:
@@ -229,14 +229,12 @@ def _log_softmax(logits: NDArray[np.float32]) -> Doubles:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
 
 
-def _join(parts: Sequence[_Samples]) -> _Samples:
-    return _Samples(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in _Samples.__dataclass_fields__)
-    )
+def join(parts: Sequence[Samples]) -> Samples:
+    return Samples(*(np.concatenate([getattr(part, name) for part in parts]) for name in Samples.__dataclass_fields__))
 
 
-def _score(name: str, samples: Sequence[_Samples]) -> Score:
-    joined = _join(samples)
+def score(name: str, samples: Sequence[Samples]) -> Score:
+    joined = join(samples)
     perplexity = float(np.exp(joined.losses.mean()))
     tokens = len(joined.losses) + len(samples)
     if not len(joined.kl):
@@ -251,6 +249,11 @@ def _score(name: str, samples: Sequence[_Samples]) -> Score:
         top1_agreement=float(joined.agrees.mean()),
         gap=float(joined.gaps.max(initial=0.0)),
     )
+
+
+def score_counted(samples: Mapping[str, Samples]) -> Score:
+    """The texts that count, together: all but the Chinese one, which is reported beside them."""
+    return score("counted", [sample for name, sample in samples.items() if name != "chinese"])
 
 
 def _row(score: Score) -> str:

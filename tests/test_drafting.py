@@ -171,8 +171,8 @@ def test_guesses_that_are_hardly_ever_right_are_left_out_of_a_wide_step() -> Non
     for number in range(40):
         for token in (PHRASE[0], PHRASE[1], 500 + number):
             wrong.drafter.push(token)  # type: ignore[union-attr]  # it was given one
-    wrong.drafter.push(PHRASE[0])  # type: ignore[union-attr]
-    wrong.drafter.push(PHRASE[1])  # type: ignore[union-attr]
+    wrong.drafter.push(PHRASE[0])  # type: ignore[union-attr]  # it was given one
+    wrong.drafter.push(PHRASE[1])  # type: ignore[union-attr]  # it was given one
     first, second = lengths(drafting(slope=0.0), copying(0), wrong)
     assert first > 8
     assert second <= 1

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgeqwen.convert import importer
-from edgeqwen.convert.importer import import_model
 from edgeqwen.core.model import Family, KVType, Quant
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
@@ -19,27 +15,15 @@ from edgeqwen.errors import ConfigInvalid
 from edgeqwen.runtime import step_graph
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.runtime.step_graph import BatchGraph, ChunkGraph
-from tests.checkpoints import write_safetensors_model
-from tests.models import all_logits, needs_row_invariance, scratch, tiny_package
+from tests.models import all_logits, calibrated_package, needs_row_invariance, tiny_package
 
 FAMILIES: tuple[Family, ...] = ("qwen3", "qwen2", "llama")
 IDS = [int(token) for token in np.random.default_rng(5).integers(0, 250, 90)]
 
 
-@functools.cache
-def calibrated(family: Family, quant: Quant) -> Path:
-    source, out = scratch() / f"calibrated-{family}-source", scratch() / f"calibrated-{family}-{quant}"
-    if not source.exists():
-        write_safetensors_model(source, family=family)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importer, "num_windows", lambda _: 4)
-        import_model(source, out, quant=quant, target="vnni", name="calibrated", calibrates=True)
-    return out
-
-
 def loaded(family: Family, quant: Quant, kv_type: KVType, **options: Any) -> OnnxRuntime:
     wanted = OnnxOptions(num_slots=4, capacity=256, num_threads=1, kv_type=kv_type, **options)
-    return OnnxRuntime.load(open_package(calibrated(family, quant)), wanted)
+    return OnnxRuntime.load(open_package(calibrated_package(family, quant)), wanted)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -130,7 +114,7 @@ def test_one_graph_alone_is_kept_to_where_that_is_asked_for() -> None:
 
 
 def test_a_hybrid_package_holds_its_weights_once_for_four_graphs() -> None:
-    manifest = open_package(calibrated("qwen3", "hybrid")).manifest
+    manifest = open_package(calibrated_package("qwen3", "hybrid")).manifest
     graphs = {name for name in manifest.sizes if name.endswith(".onnx")} - {"kernel_check.onnx"}
     assert graphs == {"decode.onnx", "decode.kv8.onnx", "prefill.onnx", "prefill.kv8.onnx"}
     assert set(manifest.kv_types) == {"fp32", "int8"}

@@ -72,7 +72,7 @@ def test_an_outlier_channel_of_the_residual_stream_is_spread(tmp_path: Path) -> 
 
     windows = np.arange(20).reshape(2, 10)
     before = embed(WithOutlier(), windows)  # type: ignore[arg-type]  # no more of a checkpoint is looked at
-    after = embed(RotatedCheckpoint(WithOutlier()), windows)  # type: ignore[arg-type]
+    after = embed(RotatedCheckpoint(WithOutlier()), windows)  # type: ignore[arg-type]  # no more of a checkpoint is looked at
     np.testing.assert_allclose(np.square(after).sum(1), np.square(before).sum(1), rtol=1e-4)
     assert np.abs(after).max() < 0.5 * np.abs(before).max()
 

@@ -64,12 +64,11 @@ def _write_logits(package: Path, text: Text, *, num_threads: int) -> None:
 def scores(texts: Sequence[Text], logits: Mapping[str, Path]) -> dict[str, Score]:
     """By text, and `counted` (English and code together); `logits` are the candidate's files by text."""
     samples = {text.name: _samples(text, logits[text.name]) for text in texts}
-    pooled = [sample for name, sample in samples.items() if name != "chinese"]
-    single = {name: evaluate._score(name, [sample]) for name, sample in samples.items()}
-    return {**single, "counted": evaluate._score("counted", pooled)}
+    single = {name: evaluate.score(name, [sample]) for name, sample in samples.items()}
+    return {**single, "counted": evaluate.score_counted(samples)}
 
 
-def _samples(text: Text, path: Path) -> evaluate._Samples:
+def _samples(text: Text, path: Path) -> evaluate.Samples:
     ids = np.load(text.ids)
     candidate, reference = np.load(path, mmap_mode="r"), np.load(text.logits, mmap_mode="r")
     if candidate.shape != reference.shape:
@@ -79,5 +78,5 @@ def _samples(text: Text, path: Path) -> evaluate._Samples:
         stop = min(start + WINDOW, len(ids))
         for at in range(start, stop, CHUNK):
             rows = slice(at, min(at + CHUNK, stop))
-            parts.append(evaluate._compare([candidate[rows], reference[rows]], ids[at + 1 : stop]))
-    return evaluate._join(parts)
+            parts.append(evaluate.compare([candidate[rows], reference[rows]], ids[at + 1 : stop]))
+    return evaluate.join(parts)

@@ -20,7 +20,7 @@ from edgeqwen.cli.places import (
 from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, checked_processor, planned_threads
 
 if TYPE_CHECKING:
-    from edgeqwen.daemon import DaemonOptions
+    from edgeqwen.loading import DaemonOptions
 
 BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 """numpy's library for matrices starts a thread for each CPU when it is loaded, and the daemon has no use for them."""
@@ -76,7 +76,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     threads = planned_threads(**dataclasses.asdict(config.cpu))
     state = state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0)
     from edgeqwen.core.package import resolve_model
-    from edgeqwen.daemon import DaemonOptions
+    from edgeqwen.loading import DaemonOptions
 
     return run(
         DaemonOptions(
