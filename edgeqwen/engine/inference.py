@@ -114,6 +114,7 @@ class Inference:
         Raises `EdgeqwenError` (`draining`) if it is told to stop meanwhile.
         """
         assert self.state == "loading"
+        self._text.warm_up()
         self._thread.start()
         try:
             runtime = await self._thread.run(self._load)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.resolve import check_ids
@@ -14,6 +15,8 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.text import Prompt, PromptBuilder
 
 T = TypeVar("T")
+
+FIRST_PROMPT: Final = "Hello, world!"
 
 
 class TextThread:
@@ -24,6 +27,16 @@ class TextThread:
         self._builder = None if files.template is None else PromptBuilder(files.tokenizer, files.template)
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._is_closed = False
+
+    def warm_up(self) -> None:
+        """Have a prompt made, so that the first request does not wait for what is done only once."""
+        self._executor.submit(self._make_first_prompt)
+
+    def _make_first_prompt(self) -> None:
+        self._tokenizer.encode(FIRST_PROMPT, special=True)
+        if self._builder is not None:
+            with contextlib.suppress(EdgeqwenError):  # a template may ask for more than one message of a user
+                self._builder.build([{"role": "user", "content": FIRST_PROMPT}])
 
     async def prompt(self, given: GenerationInput) -> Prompt:
         """The tokens of a checked input's prompt."""

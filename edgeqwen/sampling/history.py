@@ -20,11 +20,11 @@ class History:
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
-        seen = np.unique(np.asarray(prompt_ids, np.int64))
-        self._ids = np.zeros(max(64, 2 * seen.size), np.int64)
-        self._ids[: seen.size] = seen
+        seen = sorted(set(prompt_ids))  # np.unique would import numpy.ma, with a request waiting
+        self._ids = np.zeros(max(64, 2 * len(seen)), np.int64)
+        self._ids[: len(seen)] = seen
         self._counts = np.zeros(self._ids.size, np.float32)
-        self._places = {token: place for place, token in enumerate(seen.tolist())}
+        self._places = {token: place for place, token in enumerate(seen)}
 
     def add(self, token: int) -> None:
         """Count a generated token."""

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import default_rng  # `np.random` would be imported by the first request
 from numpy.typing import NDArray
 
 from edgeqwen.core.request import Request, SamplingParams
@@ -44,7 +45,7 @@ class Sampler:
         self._min_tokens = request.min_tokens
         self._logprobs = request.logprobs
         self._num_drawn = 0
-        self._rng = None if self._params.is_greedy else np.random.default_rng((self._params.seed, choice))
+        self._rng = None if self._params.is_greedy else default_rng((self._params.seed, choice))
         self._history = History(request.prompt_ids) if _has_penalties(self._params) else None
         self._bias_ids = np.asarray([token for token, _ in self._params.logit_bias], np.int64)
         self._bias = np.asarray([bias for _, bias in self._params.logit_bias], np.float32)
