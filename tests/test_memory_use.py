@@ -1,0 +1,125 @@
+"""Memory of a daemon and of a runtime at work: bounded by what is held, whatever shapes have come before."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import onnxruntime as ort
+
+from edgeqwen.core.package import open_package
+from edgeqwen.core.step import Batch, Chunk
+from edgeqwen.runtime.onnx import OnnxRuntime
+from edgeqwen.runtime.step_graph import KEPT_SHAPES
+from tests.daemons import DaemonProcess, running_daemon
+from tests.models import tiny_package, tiny_runtime
+from tests.processes import anonymous_bytes
+
+SLOTS = 4
+LONGEST = 3000
+NUM_PROMPTS = 75
+STEP_BYTES = 8 << 20
+"""What steps of this tiny model may take beside its cache: a chunk of 256 rows takes some 4 MB."""
+
+SPARE_BYTES = 1 << 20
+NUM_SHAPES = 500
+SHAPE_BYTES = 8 << 10
+NUM_GRAPHS = 2
+
+
+@dataclass
+class Peak:
+    """The most anonymous memory of a process that was seen."""
+
+    pid: int
+    num_bytes: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def look(self) -> None:
+        while not self.over.wait(0.005):
+            self.num_bytes = max(self.num_bytes, anonymous_bytes(self.pid))
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[Peak]:
+    peak = Peak(pid)
+    thread = threading.Thread(target=peak.look)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        peak.over.set()
+        thread.join()
+
+
+def answer(daemon: DaemonProcess, lengths: Sequence[int]) -> None:
+    """Prompts of these lengths, `SLOTS` clients at a time."""
+
+    def one(length: int) -> None:
+        with daemon.client() as client:
+            client.request("generate", tokens=[5] * length, max_tokens=3, ignore_eos=True)
+
+    with ThreadPoolExecutor(SLOTS) as pool:
+        list(pool.map(one, lengths))
+    daemon.wait_for(running=0, kv_bytes=0)
+
+
+def test_prompts_of_any_length_leave_no_more_behind_than_the_first_ones_did() -> None:
+    draw = random.Random(7)
+    lengths = [LONGEST] * SLOTS + [draw.randint(1, LONGEST) for _ in range(NUM_PROMPTS)]
+    package = tiny_package(quant="int8")
+    kv_bytes = SLOTS * LONGEST * open_package(package).manifest.spec.kv_floats_per_token * 4
+    with running_daemon("onnx", "--threads", "1", "--slots", str(SLOTS), model=package) as daemon:
+        pid = daemon.process.pid
+        answer(daemon, [1])
+        begun = anonymous_bytes(pid)
+        with watched(pid) as peak:
+            answer(daemon, lengths)
+            plateau = anonymous_bytes(pid)
+            answer(daemon, lengths)
+        again = anonymous_bytes(pid)
+        answer(daemon, [draw.randint(1, 30) for _ in range(100)])
+        after = anonymous_bytes(pid)
+    assert peak.num_bytes < begun + kv_bytes + STEP_BYTES, (begun, peak)
+    assert plateau < begun + STEP_BYTES, (begun, plateau)
+    assert again < plateau + SPARE_BYTES, (plateau, again)
+    assert after < again + SPARE_BYTES, (again, after)
+
+
+def run_shapes(runtime: OnnxRuntime, draw: random.Random, count: int) -> None:
+    """Steps of `count` random shapes, hardly ever one that has been before."""
+    for _ in range(count):
+        slots = sorted(draw.sample(range(SLOTS), draw.randint(1, SLOTS)))
+        counts = [draw.randint(1, 256 // SLOTS) for _ in slots]
+        chunks = [
+            Chunk(slot, 0, (5,) * rows, draw.randint(0, min(4, rows))) for slot, rows in zip(slots, counts, strict=True)
+        ]
+        runtime.step(Batch(tuple(chunks)))
+        for slot in slots:
+            runtime.release(slot)
+
+
+def num_bindings() -> int:
+    gc.collect()
+    return sum(isinstance(each, ort.IOBinding) for each in gc.get_objects())
+
+
+def test_new_shapes_of_steps_take_little_and_bindings_of_old_ones_are_given_up() -> None:
+    before = num_bindings()
+    runtime = tiny_runtime(tiny_package(quant="hybrid", num_layers=12), num_slots=SLOTS, capacity=256)
+    draw = random.Random(3)
+    run_shapes(runtime, draw, 2 * KEPT_SHAPES)
+    begun = anonymous_bytes(os.getpid())
+    run_shapes(runtime, draw, NUM_SHAPES)
+    grown = anonymous_bytes(os.getpid()) - begun
+    assert 0 < num_bindings() - before <= NUM_GRAPHS * KEPT_SHAPES
+    assert grown < SHAPE_BYTES * NUM_SHAPES
+    runtime.close()
+    del runtime
+    assert num_bindings() == before
