@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +20,9 @@ from numpy.typing import NDArray
 
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import KVType, Manifest, Stage
-from edgeqwen.core.package import MANIFEST, Package
+from edgeqwen.core.package import MANIFEST, WEIGHTS, Package
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
-from edgeqwen.cpu import ThreadPlan
+from edgeqwen.cpu import ThreadPlan, forget_pages, trim_heap
 from edgeqwen.errors import ConfigInvalid, ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
@@ -108,7 +109,7 @@ class OnnxRuntime:
         progress(0.1)
         opened = _Opener(package, kv_type, options=options, kernels=kernels)
         stages: tuple[Stage, ...] = ("decode",) if options.is_single else ("decode", "prefill")
-        sessions = {stage: session for stage in stages if (session := opened.open(stage)) is not None}
+        sessions = opened.open_all(stages)
         progress(0.8)
         cache = Cache(manifest.spec, kv_type, num_slots=options.num_slots, capacity=options.capacity + PADDING)
         graphs = {stage: _step_graph(stage, session, cache, manifest) for stage, session in sessions.items()}
@@ -118,6 +119,8 @@ class OnnxRuntime:
         progress(0.9)
         if options.profile_path is not None:
             runtime._fit_to_machine(options.profile_path(manifest, kv_type))
+        forget_pages(package.path / WEIGHTS)
+        trim_heap()
         progress(1.0)
         return runtime
 
@@ -206,7 +209,13 @@ class _Opener:
     options: OnnxOptions
     kernels: KernelChoice
 
-    def open(self, stage: Stage) -> ort.InferenceSession | None:
+    def open_all(self, stages: Sequence[Stage]) -> dict[Stage, ort.InferenceSession]:
+        """The sessions that there are, opened side by side: packing a graph's weights is the work of one thread."""
+        with attention_settings(is_flash=self.kv_type == "fp32"), ThreadPoolExecutor(len(stages)) as pool:
+            sessions = pool.map(self._open, stages)
+            return {stage: session for stage, session in zip(stages, sessions, strict=True) if session is not None}
+
+    def _open(self, stage: Stage) -> ort.InferenceSession | None:
         """The session of a stage; None if the package has none that is right here. Raises `ModelInvalid`."""
         path = self.package.graph_path(stage, self.kv_type)
         is_integer = stage == "prefill" and self.kv_type == "int8"
@@ -217,8 +226,7 @@ class _Opener:
         if stage == "prefill" and given.num_prefill_threads:
             count, affinities = given.num_prefill_threads, given.prefill_affinities
         options = session_options(count, is_precise=self.kernels.is_precise, affinities=affinities)
-        with attention_settings(is_flash=self.kv_type == "fp32"):
-            session = open_session(path, options)
+        session = open_session(path, options)
         if not has_shape(session, self.package.manifest.spec):
             message = f"{path}: {MANIFEST} and the graph are of different models; import the model again"
             raise ModelInvalid(message)
