@@ -115,6 +115,24 @@ def test_the_last_position_of_a_slot_can_be_used(runtime: OnnxRuntime) -> None:
     assert np.array_equal(all_logits(runtime, ids, chunk=capacity - 1)[-1], whole[-1])
 
 
+def test_a_slot_that_is_nearly_full_is_computed_beside_wide_chunks_of_others(
+    runtime: OnnxRuntime, alone: list[Array]
+) -> None:
+    capacity = runtime.spec.capacity
+    full = sequences(runtime.spec.vocab_size)[1] * 2
+    others = [sequences(runtime.spec.vocab_size)[slot] for slot in (0, 2, 3)]
+    last = all_logits(runtime, full[:capacity], chunk=capacity)[-1]
+    runtime.step(Batch((Chunk(1, 0, tuple(full[: capacity - 1]), 0),)))
+    wide = [Chunk(slot, 0, tuple(ids[:20]), 3) for slot, ids in zip((0, 2, 3), others, strict=True)]
+    nearly = Chunk(1, capacity - 1, (full[capacity - 1],))
+    result = runtime.step(Batch((wide[0], nearly, *wide[1:])))
+    assert np.array_equal(result.logits[1][0], last)
+    for place, slot in ((0, 0), (2, 2), (3, 3)):
+        assert np.array_equal(result.logits[place], alone[slot][17:20])
+    for slot in range(SEQUENCES):
+        runtime.release(slot)
+
+
 @pytest.mark.parametrize("quant", ["fp32", "int8"])
 def test_every_position_that_the_model_knows_can_be_used(quant: Quant) -> None:
     needs_row_invariance()

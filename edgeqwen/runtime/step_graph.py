@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -92,15 +93,27 @@ class BatchGraph:
     """A graph with the fused attention: any chunks at once, over the contiguous range of slots from the first to the
     last. A slot inside the range that has no chunk is a row with no tokens: the operator leaves its cache alone.
 
-    `pads_to_even` and `max_position`: see the header.
+    `pads_to_even` and `max_position`: see the header. The operator wants room in every slot for as many tokens as the
+    widest chunk has; where a slot has come too near its end for that, its chunk is a run of its own.
     """
 
     def __init__(self, session: ort.InferenceSession, cache: Cache, *, pads_to_even: bool, max_position: int) -> None:
         self._bindings = _Bindings(session, cache)
+        self._capacity = cache.shape.capacity
         self._pads_to_even = pads_to_even
         self._max_position = max_position
 
     def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
+        most = self._capacity - max(self._padded_len(chunk) for chunk in chunks)
+        place = 0
+        for is_near_end, found in groupby(chunks, lambda chunk: chunk.start > most):
+            run = list(found)
+            for part in ([chunk] for chunk in run) if is_near_end else (run,):
+                stop = place + sum(chunk.num_logits for chunk in part)
+                self._run(part, logits[place:stop])
+                place = stop
+
+    def _run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
         first = chunks[0].slot
         num_rows = chunks[-1].slot - first + 1
         width = max(self._padded_len(chunk) for chunk in chunks)
