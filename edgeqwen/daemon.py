@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from edgeqwen.config import Config
+from edgeqwen.cpu import trim_heap
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import EXIT_INTERRUPTED, ConfigInvalid, EdgeqwenError, RuntimeFailed
@@ -73,6 +74,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
     model = open_model(options)
+    trim_heap()  # before the weights come, so that the tokenizer's pieces are gone when memory is at its fullest
     inference = Inference(
         runtime_factory=model.runtime_factory,
         model=model.files,
