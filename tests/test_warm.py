@@ -21,8 +21,8 @@ QUESTION = "Write about the colours of the sky, from the first light of the morn
 MOST_CPU = 2.0
 """Of the first chat, beside the cheapest later one. Its prompt goes in two pieces, as nothing is known of speed yet."""
 
-STRAY_FAULTS = 4
-"""Pages read from a disk that a system short of memory has taken meanwhile; a cold embedding is one for each token."""
+STRAY_FAULTS = 2
+"""Pages read from a disk that a system short of memory has taken meanwhile; the rows of a cold embedding are more."""
 
 
 def forget_pages(folder: Path) -> None:
