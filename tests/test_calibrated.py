@@ -44,7 +44,9 @@ def outputs(checkpoint: Checkpoint, windows: Windows, weights: dict[str, Float32
     for layer in range(checkpoint.spec.num_layers):
         prefix = layer_prefix(layer)
 
-        def multiply(step: StepName, activations: Float32Array, prefix: str = prefix) -> Float32Array:
+        def multiply(
+            step: StepName, activations: Float32Array, _: Float32Array | None, prefix: str = prefix
+        ) -> Float32Array:
             names = [prefix + tensor for tensor in STEP_TENSORS[step]]
             if weights:
                 activations = round_rows(activations) if form == "rows8" else round_blocks(activations, 16)

@@ -37,7 +37,9 @@ def run_layers(
         for layer in range(checkpoint.spec.num_layers):
             prefix = layer_prefix(layer)
 
-            def multiply(step: StepName, activations: Float32Array, prefix: str = prefix) -> Float32Array:
+            def multiply(
+                step: StepName, activations: Float32Array, _: Float32Array | None, prefix: str = prefix
+            ) -> Float32Array:
                 weights = np.concatenate([checkpoint.read(prefix + tensor) for tensor in STEP_TENSORS[step]])
                 return np.asarray(activations @ weights.T)
 
@@ -79,7 +81,7 @@ def test_attention_tells_how_much_each_token_is_looked_at() -> None:
     windows = np.random.default_rng(9).integers(0, checkpoint.spec.num_tokens, (2, WINDOW))
     seen: list[Attended] = []
 
-    def multiply(step: StepName, activations: Float32Array) -> Float32Array:
+    def multiply(step: StepName, activations: Float32Array, _: Float32Array | None) -> Float32Array:
         weights = np.concatenate([checkpoint.read(layer_prefix(0) + tensor) for tensor in STEP_TENSORS[step]])
         return np.asarray(activations @ weights.T)
 

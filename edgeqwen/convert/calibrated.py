@@ -2,8 +2,9 @@
 
 Calibration text runs through the model layer by layer (`forward`), twice side by side: through the model as it is, and
 through the 4-bit blocks that have come out so far, with activations as these make them and as their kernel rounds them.
-A layer's blocks are chosen for what reaches them, so they make up for part of what went wrong before. Rows of 8 bits
-lose too little for that to matter; they are chosen for the inputs of the model as it is. That one also says how uneven
+A layer's blocks are chosen for what reaches them, and its weights are first moved so that they make up for part of what
+went wrong before (`correction`). Rows of 8 bits lose too little for that to matter; they are chosen for the inputs of
+the model as it is. That one also says how uneven
 the inputs of `down` are (`smoothing`) and how large keys and values get (`kv_scales`).
 
 What a key or a value loses counts as often as it is looked at. Much of all attention goes to a window's first token, so
@@ -26,6 +27,7 @@ from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.attention import KVScales
 from edgeqwen.convert.calibration import Windows
 from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.correction import corrected
 from edgeqwen.convert.forward import (
     STEP_TENSORS,
     Attended,
@@ -49,11 +51,14 @@ LOOKED_AT: Final = frozenset({"self_attn.k_proj.weight", "self_attn.v_proj.weigh
 
 @dataclass(slots=True)
 class _Layer:
-    """A layer as it is: weights of each step (`up` and `down` smoothed), their inputs, each token's attention."""
+    """A layer as it is: weights of each step (`up` and `down` smoothed), their inputs, what their products are added to
+    if anything, and each token's attention.
+    """
 
     prefix: str
     weights: dict[StepName, Float32Array]
     inputs: dict[StepName, Float32Array]
+    residuals: dict[StepName, Float32Array]
     shares: Float32Array
 
 
@@ -112,10 +117,12 @@ class LayerQuantizer:
             step: np.concatenate([self._checkpoint.read(prefix + name) for name in names])
             for step, names in STEP_TENSORS.items()
         }
-        layer = _Layer(prefix, weights, {}, np.empty(0, np.float32))
+        layer = _Layer(prefix, weights, {}, {}, np.empty(0, np.float32))
 
-        def multiply(step: StepName, activations: Float32Array) -> Float32Array:
+        def multiply(step: StepName, activations: Float32Array, residual: Float32Array | None) -> Float32Array:
             layer.inputs[step] = activations
+            if residual is not None:
+                layer.residuals[step] = residual
             return np.asarray(activations @ weights[step].T)
 
         def on_attention(attended: Attended) -> None:
@@ -132,24 +139,29 @@ class LayerQuantizer:
     def _rows(self, layer: _Layer) -> Iterator[QuantizedTensor]:
         """What the recipe wants of a layer in rows."""
         for step, inputs in layer.inputs.items():
-            wanted = [name for name, _ in self._matrices(layer, step) if "rows8" in self._recipe.forms[name]]
-            if wanted:
+            matrices = [
+                (name, matrix)
+                for name, matrix in self._matrices(layer, step, layer.weights[step])
+                if "rows8" in self._recipe.forms[name]
+            ]
+            if matrices:
                 rounder = self._rounder(layer, step, self._workers.apply(round_rows, inputs))
-                for name, matrix in self._matrices(layer, step):
-                    if name in wanted:
-                        yield QuantizedTensor(name, "rows8", rounder(name).round(matrix, "rows8"))
+                for name, matrix in matrices:
+                    yield QuantizedTensor(name, "rows8", rounder(name).round(matrix, "rows8"))
 
     def _run_blocks(
         self, forward: LayerForward, layer: _Layer, x: Float32Array, results: list[QuantizedTensor]
     ) -> Float32Array:
         """The layer's output under its blocks, which are appended to `results`."""
 
-        def multiply(step: StepName, activations: Float32Array) -> Float32Array:
+        def multiply(step: StepName, activations: Float32Array, residual: Float32Array | None) -> Float32Array:
             size = self._recipe.block_size_of(activations.shape[1])
             inputs = self._workers.apply(lambda piece: round_blocks(piece, size), activations)
             rounder = self._rounder(layer, step, inputs)
+            missing = None if residual is None else layer.residuals[step] - residual
+            weights = corrected(layer.weights[step], inputs, layer.inputs[step], missing)
             values = []
-            for name, matrix in self._matrices(layer, step):
+            for name, matrix in self._matrices(layer, step, weights):
                 (form,) = BLOCK_FORMS.intersection(self._recipe.forms[name])
                 rounded = rounder(name).round(matrix, form)
                 results.append(QuantizedTensor(name, form, rounded))
@@ -167,11 +179,11 @@ class LayerQuantizer:
         by_shares = MatrixRounder(inputs, size, shares=layer.shares)
         return lambda name: by_shares if name.removeprefix(layer.prefix) in LOOKED_AT else alike
 
-    def _matrices(self, layer: _Layer, step: StepName) -> Iterator[tuple[str, Float32Array]]:
-        """(name, rows) of a step's tensors."""
+    def _matrices(self, layer: _Layer, step: StepName, weights: Float32Array) -> Iterator[tuple[str, Float32Array]]:
+        """(name, its rows of a step's `weights`) of a step's tensors."""
         start = 0
         for short in STEP_TENSORS[step]:
             name = layer.prefix + short
             stop = start + self._checkpoint.tensors[name].shape[0]
-            yield name, layer.weights[step][start:stop]
+            yield name, weights[start:stop]
             start = stop

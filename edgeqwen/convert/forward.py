@@ -51,8 +51,10 @@ class Attended:
     shares: Float32Array
 
 
-Multiply: TypeAlias = Callable[[StepName, Float32Array], Float32Array]
-"""From a step and the activations that go into it to its product, both `[tokens, ...]`."""
+Multiply: TypeAlias = Callable[[StepName, Float32Array, Float32Array | None], Float32Array]
+"""From a step, the activations that go into it and what its product is added to, if anything, to that product; all
+`[tokens, ...]`.
+"""
 
 
 def embed(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Float32Array:
@@ -122,13 +124,13 @@ class LayerForward:
     ) -> Float32Array:
         """The layer's output for `x` `[tokens, hidden]`; asks for the products of the four steps in order."""
         apply = self._workers.apply
-        query, key, value = self._heads(multiply("qkv", apply(self._norm(self._input_gain), x)))
+        query, key, value = self._heads(multiply("qkv", apply(self._norm(self._input_gain), x), None))
         mixed, shares = attend(query, key, value, self._workers)
         if on_attention is not None:
             on_attention(Attended(key, value, shares))
-        x = x + multiply("o", mixed)
-        gate_up = multiply("gate_up", apply(self._norm(self._middle_gain), x))
-        return x + multiply("down", apply(gated, gate_up))
+        x = x + multiply("o", mixed, x)
+        gate_up = multiply("gate_up", apply(self._norm(self._middle_gain), x), None)
+        return x + multiply("down", apply(gated, gate_up), x)
 
     def _norm(self, gain: Float32Array) -> Callable[[Float32Array], Float32Array]:
         return lambda x: rms_norm(x, gain, self._spec.rms_norm_eps)

@@ -1,29 +1,27 @@
 """Embedding and output matrix in blocks.
 
 **A large output matrix is read coarsely, and the likeliest rows once more finely.** All logits come from 4-bit blocks;
-the `FINE_ROWS` largest of each position are then computed again from 8-bit blocks and put in their place:
+the `fine_rows` largest of each position are then computed again from 8-bit blocks and put in their place:
 
     coarse = x W4^T                     [R, vocabulary]     MatMulNBits, half the bytes of 8 bits
-    ids    = the FINE_ROWS largest      [R, k]              TopK
+    ids    = the fine_rows largest      [R, k]              TopK
     fine   = x W8[ids]^T                [R, k]              GatherBlockQuantized, MatMul in float
     logits = coarse with fine at ids                        ScatterElements
 
 What decides the next token has 8-bit weights (and float activations); the tail keeps 4 bits, where a small error of a
-small probability is little. It costs a millisecond and saves four on a vocabulary of 150,000. The blocks are small and
-their scales plain: a search for the least squared error shrinks them, and a tail that is too flat was twice as far off.
+small probability is little. It costs a millisecond and saves four on a vocabulary of 150,000. Rounded to nearest, the
+blocks are small and their scales plain: a search for the least squared error shrinks them, and a tail that is too flat
+was twice as far off. Rounded for what reaches the matrix, larger blocks and fewer fine rows lose less.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
+from edgeqwen.convert.block_writer import StoredBlocks
 from edgeqwen.convert.checkpoint import EMBEDDING
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
-from edgeqwen.convert.weights import StoredBlocks, StoredWeights
-
-FINE_ROWS: Final = 512
+from edgeqwen.convert.weights import StoredWeights
 
 
 def multiply_blocks(build: GraphBuilder, x: str, matrix: StoredBlocks, output: str) -> str:
@@ -61,7 +59,7 @@ class Head:
             return multiply_blocks(self._builder, x, matrix, output)
         build = self._builder
         coarse = multiply_blocks(build, x, coarse_matrix, "logits.coarse")
-        count = min(FINE_ROWS, matrix.rows)
+        count = min(self._stored.fine_rows, matrix.rows)
         wanted = build.constant("fine_rows", [count], np.int64)
         ids = build.node_many("TopK", [coarse, wanted], ["logits.coarse.best", "logits.ids"], axis=-1, sorted=0)[1]
         rows = self._gather(self._stored.output, ids, "logits.fine_rows")

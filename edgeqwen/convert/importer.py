@@ -31,7 +31,7 @@ from edgeqwen.convert.rotation import RotatedCheckpoint
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
 from edgeqwen.convert.store import TensorStore, external_range
-from edgeqwen.convert.weights import StoredWeights, WeightWriter, is_repackable, layer_tensors
+from edgeqwen.convert.weights import COARSE_BLOCK, StoredWeights, WeightWriter, is_repackable, layer_tensors
 from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant, Source, Stage, WeightForm
 from edgeqwen.core.package import GENERATION_CONFIG, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
 from edgeqwen.errors import ModelInvalid
@@ -143,23 +143,30 @@ def _write_weights(
     writer.write_matrices(is_quantized=quant != "fp32")
     tensors = layer_tensors(expected_tensors(checkpoint.spec))
     left = {(tensor, form) for tensor in tensors for form in LAYER_FORMS[quant]}
-    kv_scales = None
-    if calibrates:
-        recipe = uniform_recipe(checkpoint, LAYER_FORMS[quant])
-        windows = calibration_windows(checkpoint, most_windows=num_windows(checkpoint.spec))
-        quantizer = LayerQuantizer(checkpoint, recipe, windows, progress=progress)
-        for quantized in quantizer:
-            if quantized.form != "blocks4" or not is_repackable(checkpoint, quantized.tensor, bits=4):
-                writer.write_quantized(quantized)
-                left.remove((quantized.tensor, quantized.form))
-        kv_scales = _cache_scales(quantizer, checkpoint.spec)
+    quantizer = _write_calibrated(writer, checkpoint, quant, left, progress) if calibrates else None
+    if quant != "fp32" and writer.has_coarse_output:
+        writer.write_coarse_output(quantizer.output_rounder(COARSE_BLOCK) if quantizer else None)
     for index, tensor in enumerate(tensors):
         for form in LAYER_FORMS[quant]:
             if (tensor, form) in left:
                 writer.write_layer(tensor, form)
         if not calibrates:
             progress((index + 1) / (len(tensors) + 1))
-    return kv_scales
+    return _cache_scales(quantizer, checkpoint.spec) if quantizer else None
+
+
+def _write_calibrated(
+    writer: WeightWriter, checkpoint: Checkpoint, quant: Quant, left: set[tuple[str, Form]], progress: Progress
+) -> LayerQuantizer:
+    """The layers rounded by calibration, taken out of what is `left`; what the file has in blocks already stays."""
+    recipe = uniform_recipe(checkpoint, LAYER_FORMS[quant])
+    windows = calibration_windows(checkpoint, most_windows=num_windows(checkpoint.spec))
+    quantizer = LayerQuantizer(checkpoint, recipe, windows, progress=progress)
+    for quantized in quantizer:
+        if quantized.form != "blocks4" or not is_repackable(checkpoint, quantized.tensor, bits=4):
+            writer.write_quantized(quantized)
+            left.remove((quantized.tensor, quantized.form))
+    return quantizer
 
 
 def _cache_scales(quantizer: LayerQuantizer, spec: ModelSpec) -> KVScales:

@@ -12,7 +12,8 @@ activations would take a kernel 20 times slower, hence 128.
 Signed weights are the fast form where the processor sums products in 32 bits (VNNI, AMX, ARM). On x86 with AVX2 alone
 the signed kernel saturates at 16 bits and is silently wrong; there weights are unsigned around 128, which is exact.
 
-**Blocks** leave the quantisation of activations to `MatMulNBits` (accuracy level 4: 8 bits a block).
+**Blocks** leave the quantisation of activations to `MatMulNBits` (accuracy level 4: 8 bits a block). Tensors that
+multiply the same input are one matrix there (`block_writer`), whose product is split.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
+from edgeqwen.convert.block_writer import StoredBlocks
 from edgeqwen.convert.checkpoint import EMBEDDING, Float32Array
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.head import Head, multiply_blocks
@@ -98,10 +100,26 @@ class BlockLinears:
         self._builder = builder
         self._stored = stored
         self._head = Head(builder, stored)
+        self._parts: dict[str, str] = {}
 
     def project(self, x: str, tensor: str, output: str, *, column_scale: Float32Array | None = None) -> Product:
-        product = multiply_blocks(self._builder, x, self._stored.blocks[tensor], output)
+        matrix = self._stored.blocks[tensor]
+        if not matrix.parts:
+            product = multiply_blocks(self._builder, x, matrix, output)
+        else:
+            if tensor not in self._parts:
+                self._multiply_joined(x, matrix)
+            product = self._parts[tensor]
         return Product(_column_scaled(self._builder, product, column_scale))
+
+    def _multiply_joined(self, x: str, matrix: StoredBlocks) -> None:
+        """One product for all tensors of a joined matrix."""
+        tensors, rows = zip(*matrix.parts, strict=True)
+        whole = multiply_blocks(self._builder, x, matrix, f"{x}.products")
+        sizes = self._builder.constant("parts." + "_".join(map(str, rows)), rows, np.int64)
+        names = [f"{x}.products.{index}" for index in range(len(rows))]
+        self._builder.node_many("Split", [whole, sizes], names, axis=-1)
+        self._parts.update(zip(tensors, names, strict=True))
 
     def embed(self, ids: str, output: str) -> str:
         return self._head.embed(ids, output)

@@ -24,15 +24,18 @@ class MatrixRounder:
         hessian = (inputs.T @ inputs / np.float32(len(inputs))).astype(np.float64)
         self._importance = np.diagonal(hessian).astype(np.float32)
         self._rounder = Rounder(hessian)
-        self._block_size = block_size
+        self.block_size = block_size
 
     def round(self, weights: Float32Array, form: Form) -> RowWeights | BlockWeights:
         """In form `rows8`, `blocks4` or `blocks8`."""
         if form == "rows8":
             codes, scales = self._rounder.round(weights, row_grid(weights, self._importance), sweeps=0)
             return RowWeights(codes.astype(np.int8), scales[:, 0])
-        bits: Literal[4, 8] = 4 if form == "blocks4" else 8
-        grid = block_grid(weights, self._importance, bits=bits, block_size=self._block_size)
+        return self.round_blocks(weights, 4 if form == "blocks4" else 8)
+
+    def round_blocks(self, weights: Float32Array, bits: Literal[4, 8]) -> BlockWeights:
+        """In blocks."""
+        grid = block_grid(weights, self._importance, bits=bits, block_size=self.block_size)
         codes, scales = self._rounder.round(weights, grid, sweeps=1 if bits == 4 else 0)
         zero_points = grid.zero_points.astype(np.uint8) if bits == 4 else None
         return BlockWeights(codes.astype(np.uint8), scales, zero_points)

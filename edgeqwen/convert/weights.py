@@ -10,45 +10,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, Checkpoint, Float32Array, Uint8Array
+from edgeqwen.convert.block_writer import Bits, BlockWriter, StoredBlocks
+from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, Checkpoint, Float32Array
 from edgeqwen.convert.quantize import (
     BlockWeights,
     Form,
     QuantizedTensor,
     RowWeights,
     block_size_for,
-    pack_nibbles,
     quantize_blocks,
     quantize_rows,
+    stacked,
     widen_codes,
 )
+from edgeqwen.convert.rounding import MatrixRounder
 from edgeqwen.convert.store import TensorStore
 from edgeqwen.core.model import WeightForm
 from edgeqwen.errors import ModelInvalid
 
 ROWS_AT_ONCE: Final = 4096
 MATRIX_BLOCK: Final = 32  # of embedding and output matrix, and of a file's own blocks
-LAYER_BLOCK: Final = 64  # of the layers in 4 bits: a third faster for one row than blocks of 32
+LAYER_BLOCK: Final = 64  # of the layers rounded to nearest: a seventh faster for one row than blocks of 32
+COARSE_BLOCK: Final = 64  # of the coarse output matrix, rounded for what reaches it
+FINE_ROWS: Final = 512
+FEWER_FINE_ROWS: Final = 128  # with a coarse matrix that is rounded for what reaches it, for the same divergence
+COARSE: Final = ".coarse"  # ends the names of the coarse output matrix
 COARSE_FROM_ROWS: Final = 16_384  # from this vocabulary on the output matrix is stored coarse and fine
-
-Bits = Literal[4, 8]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredBlocks:
-    """A matrix `[rows, columns]` of the store in blocks: names of its codes, scales and (if it has any) zero points."""
-
-    codes: str
-    scales: str
-    bits: Bits
-    block_size: int
-    rows: int
-    columns: int
-    zero_points: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +52,16 @@ class StoredRows:
 
 @dataclass(slots=True)
 class StoredWeights:
-    """What the store holds. `blocks` and `rows` are by tensor name, `coarse_output` is there for a large vocabulary."""
+    """What the store holds. `blocks` and `rows` are by tensor name, `coarse_output` is there for a large vocabulary,
+    and then the `fine_rows` best rows by it are to be computed again.
+    """
 
     is_tied: bool
     is_signed: bool
     blocks: dict[str, StoredBlocks] = field(default_factory=dict)
     rows: dict[str, StoredRows] = field(default_factory=dict)
     coarse_output: StoredBlocks | None = None
+    fine_rows: int = 0
 
     @property
     def output(self) -> str:
@@ -82,18 +76,34 @@ class WeightWriter:
         self._store = store
         self._checkpoint = checkpoint
         self.stored = StoredWeights(is_tied=checkpoint.spec.tie_embeddings, is_signed=form == "signed")
+        self._block_writer = BlockWriter(store, self.stored.blocks)
 
     def write_matrices(self, *, is_quantized: bool) -> None:
-        """Embedding and output matrix: as they are, or in 8-bit blocks (and coarse, if there are many rows)."""
-        output = self.stored.output
-        for tensor in dict.fromkeys((EMBEDDING, output)):
+        """Embedding and output matrix: as they are, or in 8-bit blocks."""
+        for tensor in dict.fromkeys((EMBEDDING, self.stored.output)):
             if is_quantized:
                 self.stored.blocks[tensor] = self._write_streamed(tensor, bits=8, preferred=MATRIX_BLOCK)
             else:
                 self._write_plain(tensor)
-        if is_quantized and self._checkpoint.tensors[output].shape[0] >= COARSE_FROM_ROWS:
-            coarse = self._write_streamed(output, bits=4, preferred=MATRIX_BLOCK, label=".coarse")
-            self.stored.coarse_output = coarse
+
+    @property
+    def has_coarse_output(self) -> bool:
+        """Whether a quantised output matrix is large enough to be stored coarse as well."""
+        return self._checkpoint.tensors[self.stored.output].shape[0] >= COARSE_FROM_ROWS
+
+    def write_coarse_output(self, rounder: MatrixRounder | None) -> None:
+        """The output matrix once more in 4-bit blocks, rounded for what reaches it, or (None) to nearest."""
+        output = self.stored.output
+        rows, columns = self._checkpoint.tensors[output].shape
+        if rounder is None:
+            self.stored.coarse_output = self._write_streamed(output, bits=4, preferred=MATRIX_BLOCK, label=COARSE)
+            self.stored.fine_rows = FINE_ROWS
+            return
+        pieces = (rounder.round_blocks(self._checkpoint.read(output, *bounds), 4) for bounds in row_ranges(rows))
+        self.stored.coarse_output = self._block_writer.stream(
+            output + COARSE, pieces, bits=4, size=rounder.block_size, shape=(rows, columns)
+        )
+        self.stored.fine_rows = FEWER_FINE_ROWS
 
     def write_layer(self, tensor: str, form: Form) -> None:
         """A linear layer, rounded to nearest; what its file has in the same form stays as it is."""
@@ -103,7 +113,8 @@ class WeightWriter:
             self.write_quantized(QuantizedTensor(tensor, form, quantize_rows(self._checkpoint.read(tensor))))
         else:
             bits: Bits = 4 if form == "blocks4" else 8
-            self.stored.blocks[tensor] = self._write_streamed(tensor, bits=bits, preferred=LAYER_BLOCK)
+            _, pieces = self._rounded(tensor, bits=bits, preferred=LAYER_BLOCK)
+            self._block_writer.add(tensor, stacked(list(pieces)), bits)
 
     def write_quantized(self, quantized: QuantizedTensor) -> None:
         """One layer: rows as codes `[in, out]` (the layout that the kernel packs) and scales `[out]`, or blocks."""
@@ -114,57 +125,37 @@ class WeightWriter:
             self.stored.rows[tensor] = StoredRows(self._store.add(f"{tensor}.rows.codes", kept), weights.scales)
         else:
             bits: Bits = 4 if quantized.form == "blocks4" else 8
-            self.stored.blocks[tensor] = self._write_blocks(tensor, bits, weights)
+            self._block_writer.add(tensor, weights, bits)
 
     def _write_plain(self, tensor: str) -> None:
         shape = self._checkpoint.tensors[tensor].shape
         pieces = (self._checkpoint.read(tensor, *bounds) for bounds in row_ranges(shape[0]))
         self._store.stream(tensor, pieces, dtype=np.dtype(np.float32), shape=shape)
 
-    def _write_blocks(self, tensor: str, bits: Bits, weights: BlockWeights) -> StoredBlocks:
-        rows, columns = weights.codes.shape
-        size = columns // weights.scales.shape[1]
-        names = (f"{tensor}.codes", f"{tensor}.scales")
-        packed = pack_nibbles(weights.codes) if bits == 4 else weights.codes
-        self._store.add(names[0], packed.reshape(rows, columns // size, size * bits // 8))
-        self._store.add(names[1], weights.scales)
-        zero_points = None
-        if weights.zero_points is not None:
-            points = pack_nibbles(_even(weights.zero_points)) if bits == 4 else weights.zero_points
-            zero_points = self._store.add(f"{tensor}.zero_points", points)
-        return StoredBlocks(*names, bits, size, rows, columns, zero_points)
-
     def _write_streamed(self, tensor: str, *, bits: Bits, preferred: int, label: str = "") -> StoredBlocks:
-        """Blocks of a matrix, some rows at a time: the file's own where they fit unrounded, else quantised here."""
+        """Blocks of a matrix, some rows at a time."""
         rows, columns = self._checkpoint.tensors[tensor].shape
-        is_exact = not label and is_repackable(self._checkpoint, tensor, bits=bits)
+        size, pieces = self._rounded(tensor, bits=bits, preferred=preferred, is_coarse=bool(label))
+        return self._block_writer.stream(tensor + label, pieces, bits=bits, size=size, shape=(rows, columns))
+
+    def _rounded(
+        self, tensor: str, *, bits: Bits, preferred: int, is_coarse: bool = False
+    ) -> tuple[int, Iterator[BlockWeights]]:
+        """(columns of a block, rows by rows in such blocks): the file's own where they fit, else rounded to nearest."""
+        rows, columns = self._checkpoint.tensors[tensor].shape
+        is_exact = not is_coarse and is_repackable(self._checkpoint, tensor, bits=bits)
         size = block_size_for(columns, preferred=MATRIX_BLOCK if is_exact else preferred)
         if columns % size:
             raise ModelInvalid(f"tensor {tensor}: {columns} columns are not a multiple of 16; use --quant fp32")
-        scales = np.empty((rows, columns // size), np.float32)
 
-        def pieces() -> Iterator[Uint8Array]:
-            for start, stop in row_ranges(rows):
-                codes, scales[start:stop] = self._blocks(
-                    tensor, start, stop, bits=bits, size=size, is_exact=is_exact, is_searched=not label
-                )
-                yield pack_nibbles(codes) if bits == 4 else codes
+        def piece(start: int, stop: int) -> BlockWeights:
+            stored = self._checkpoint.read_blocks(tensor, start, stop) if is_exact else None
+            if stored is not None:
+                return BlockWeights(stored.codes if stored.bits == bits else widen_codes(stored.codes), stored.scales)
+            values = self._checkpoint.read(tensor, start, stop)
+            return quantize_blocks(values, bits=bits, block_size=size, searches=not is_coarse)
 
-        names = (f"{tensor}{label}.codes", f"{tensor}{label}.scales")
-        shape = (rows, columns // size, size * bits // 8)
-        self._store.stream(names[0], pieces(), dtype=np.dtype(np.uint8), shape=shape)
-        self._store.add(names[1], scales)
-        return StoredBlocks(*names, bits, size, rows, columns)
-
-    def _blocks(
-        self, tensor: str, start: int, stop: int, *, bits: Bits, size: int, is_exact: bool, is_searched: bool
-    ) -> tuple[Uint8Array, Float32Array]:
-        stored = self._checkpoint.read_blocks(tensor, start, stop) if is_exact else None
-        if stored is not None:
-            return (stored.codes if stored.bits == bits else widen_codes(stored.codes)), stored.scales
-        values = self._checkpoint.read(tensor, start, stop)
-        quantized = quantize_blocks(values, bits=bits, block_size=size, searches=is_searched)
-        return quantized.codes, quantized.scales
+        return size, (piece(*bounds) for bounds in row_ranges(rows))
 
 
 def is_repackable(checkpoint: Checkpoint, tensor: str, *, bits: Bits) -> bool:
@@ -173,11 +164,6 @@ def is_repackable(checkpoint: Checkpoint, tensor: str, *, bits: Bits) -> bool:
         return False
     sample = checkpoint.read_blocks(tensor, 0, 1)
     return sample is not None and sample.bits in {bits, 4}
-
-
-def _even(codes: Uint8Array) -> Uint8Array:
-    """With a column of zeros at the end if their number is odd."""
-    return np.pad(codes, ((0, 0), (0, codes.shape[1] % 2)))
 
 
 def layer_tensors(tensors: Mapping[str, object]) -> tuple[str, ...]:
