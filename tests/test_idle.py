@@ -80,8 +80,10 @@ def chats(daemon: DaemonProcess, *, pause_s: float) -> Work:
 def test_threads_that_compute_do_not_keep_themselves_awake_between_answers() -> None:
     with running_daemon("onnx", "--threads", "3", model=tiny_package(quant="int8")) as daemon:
         chats(daemon, pause_s=0.0)
-        together, apart = chats(daemon, pause_s=0.0), chats(daemon, pause_s=0.2)
-    assert apart.cpu_ns < 2 * together.cpu_ns + 0.1e9, (together, apart)
+        # The least of three: threads that wait for one which other processes keep from running spin while they wait.
+        together = min(chats(daemon, pause_s=0.0).cpu_ns for _ in range(3))
+        apart = min(chats(daemon, pause_s=0.2).cpu_ns for _ in range(3))
+    assert apart < 2 * together + 0.1e9
 
 
 def test_slow_stream_costs_by_its_steps_and_nothing_in_between() -> None:
