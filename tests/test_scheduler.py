@@ -197,6 +197,15 @@ def test_chunks_are_sized_by_time() -> None:
     assert ChunkSizer(max_chunk=5, shared_s=0.2, alone_s=1.0).size(is_shared=True) == 5
 
 
+def test_the_first_chunk_is_sized_by_what_the_runtime_has_timed() -> None:
+    def first(*row_costs: tuple[int, float]) -> int:
+        return ChunkSizer(max_chunk=256, shared_s=0.2, alone_s=1.0, row_costs=row_costs).size(is_shared=False)
+
+    assert first((1, 0.03), (32, 0.16)) == 192, "5 ms a token"
+    assert first((1, 0.03), (32, 3.2)) == MIN_CHUNK
+    assert first((1, 0.03), (8, 0.05)) == FIRST_CHUNK, "a few rows say little"
+
+
 def test_a_prompt_is_prefilled_in_smaller_chunks_while_others_decode() -> None:
     scheduler = make(max_chunk=256)
     scheduler.submit(request("a", prompt_len=64, max_tokens=50))

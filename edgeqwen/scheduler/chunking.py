@@ -15,15 +15,22 @@ _WEIGHT_OF_NEWEST = 0.5
 
 
 class ChunkSizer:
-    """Sizes chunks so that one takes `shared_s` while others decode and `alone_s` otherwise; at most `max_chunk`."""
+    """Sizes chunks so that one takes `shared_s` while others decode and `alone_s` otherwise; at most `max_chunk`.
 
-    def __init__(self, *, max_chunk: int, shared_s: float, alone_s: float) -> None:
+    `row_costs` as in `RuntimeSpec`: what is known before the first chunk.
+    """
+
+    def __init__(
+        self, *, max_chunk: int, shared_s: float, alone_s: float, row_costs: tuple[tuple[int, float], ...] = ()
+    ) -> None:
         assert max_chunk >= 1
         assert 0 < shared_s <= alone_s
         self._max_chunk = max_chunk
         self._shared_s = shared_s
         self._alone_s = alone_s
         self._token_s: float | None = None
+        for num_rows, duration_s in row_costs[-1:]:
+            self.observe(num_rows, duration_s)
 
     def size(self, *, is_shared: bool) -> int:
         """Tokens for the next chunk: a multiple of 16 where `max_chunk` allows."""

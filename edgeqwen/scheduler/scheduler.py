@@ -62,7 +62,9 @@ class Scheduler:
     ) -> None:
         self._spec = spec
         self._eos = frozenset(eos_token_ids)
-        self._sizer = ChunkSizer(max_chunk=spec.max_chunk, shared_s=shared_chunk_s, alone_s=alone_chunk_s)
+        self._sizer = ChunkSizer(
+            max_chunk=spec.max_chunk, shared_s=shared_chunk_s, alone_s=alone_chunk_s, row_costs=spec.row_costs
+        )
         self.drafting = Drafting(spec, eos_token_ids=self._eos, is_on=speculates)
         self._slots = SlotTable(spec.num_slots, spec.capacity)
         self._groups = Groups(admission)
