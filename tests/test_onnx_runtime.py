@@ -16,6 +16,7 @@ from edgeqwen.core.package import GRAPH, open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.errors import ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.runtime.session import open_session, session_options
 from tests.models import Array, all_logits, needs_row_invariance, scratch, tiny_package, tiny_runtime
 
 SEQUENCES = 4
@@ -219,3 +220,13 @@ def test_a_manifest_of_another_shape_than_the_graph_is_refused_before_it_runs(ch
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("[ONNXRuntimeError] : std::bad_alloc")])
+def test_too_little_memory_is_not_blamed_on_the_file(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("edgeqwen.runtime.session.ort.InferenceSession", fail)
+    with pytest.raises(RuntimeFailed, match=r"not enough memory.*--quant int4"):
+        open_session(Path("decode.onnx"), session_options(1))

@@ -20,7 +20,7 @@ from typing import Final
 import onnxruntime as ort
 
 from edgeqwen.core.model import KV_KINDS, ModelSpec
-from edgeqwen.errors import ModelInvalid
+from edgeqwen.errors import ModelInvalid, RuntimeFailed
 
 MESSAGE_LEN = 300
 FLASH_SWITCH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -45,10 +45,13 @@ def session_options(num_threads: int, *, is_precise: bool = False, affinities: s
 
 
 def open_session(path: Path, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Load a graph for the CPU; raises `ModelInvalid` that names the file."""
+    """Load a graph for the CPU; raises `ModelInvalid` that names the file, or `RuntimeFailed` for want of memory."""
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+        if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+            message = f"{path}: not enough memory to load this graph; free some, or import the model with --quant int4"
+            raise RuntimeFailed(message) from error
         raise ModelInvalid(f"{path}: onnxruntime cannot load this graph: {first_line(error)}") from error
 
 
