@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, Checkpoint, Float32Array, expected_tensors
+from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array, expected_tensors
 from edgeqwen.convert.forward import embed
 from edgeqwen.convert.rotation import RotatedCheckpoint, orthogonal
 from edgeqwen.convert.sources import open_checkpoint
@@ -28,7 +28,10 @@ def test_the_matrix_is_orthogonal_and_spreads_a_single_channel_over_all(size: in
 
 def logits(checkpoint: Checkpoint, windows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Float32Array:
     output = EMBEDDING if checkpoint.spec.tie_embeddings else OUTPUT
-    return np.asarray(run_layers(checkpoint, windows) @ checkpoint.read(output).T)
+    final = run_layers(checkpoint, windows)
+    if OUTPUT_TURN in checkpoint.tensors:
+        final = final @ checkpoint.read(OUTPUT_TURN).T
+    return np.asarray(final @ checkpoint.read(output).T)
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -40,8 +43,10 @@ def test_logits_stay_the_same(tmp_path: Path, family: Family, *, tie: bool) -> N
     windows = np.random.default_rng(8).integers(0, plain.spec.num_tokens, (2, 16))
     expected = logits(plain, windows)
     assert np.abs(logits(rotated, windows) - expected).max() < 1e-3 * expected.std()
-    assert not rotated.spec.tie_embeddings
-    assert {name: info.shape for name, info in rotated.tensors.items()} == expected_tensors(rotated.spec)
+    assert rotated.spec == plain.spec
+    shapes = {name: info.shape for name, info in rotated.tensors.items()}
+    assert (shapes.pop(OUTPUT_TURN, None) is not None) == tie
+    assert shapes == expected_tensors(rotated.spec)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])

@@ -26,7 +26,7 @@ import numpy as np
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.attention import KVScales
 from edgeqwen.convert.calibration import Windows
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.checkpoint import FINAL_NORM, OUTPUT_TURN, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.correction import corrected
 from edgeqwen.convert.forward import (
     STEP_TENSORS,
@@ -110,6 +110,8 @@ class LayerQuantizer:
         assert len(self._cache) == self._checkpoint.spec.num_layers
         last = self._plain if self._blocks is None else self._blocks
         final = rms_norm(last, self._checkpoint.read(FINAL_NORM), self._checkpoint.spec.rms_norm_eps)
+        if OUTPUT_TURN in self._checkpoint.tensors:
+            final = final @ self._checkpoint.read(OUTPUT_TURN).T
         return MatrixRounder(round_blocks(final, block_size), block_size)
 
     def _run_plain(self, forward: LayerForward, prefix: str) -> _Layer:

@@ -83,6 +83,8 @@ class Checkpoint(Protocol):
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
+OUTPUT_TURN = "model.norm.turn.weight"
+"""`[hidden, hidden]`, times what leaves the final norm; only a rotated checkpoint has it."""
 
 
 def layer_prefix(layer: int) -> str:

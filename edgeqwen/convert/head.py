@@ -53,6 +53,8 @@ class Head:
 
     def logits(self, x: str, output: str) -> str:
         """`x` `[R, hidden]` times the transpose of the output matrix."""
+        if self._stored.output_turn is not None:
+            x = multiply_blocks(self._builder, x, self._stored.output_turn, "logits.turned")
         matrix = self._stored.blocks[self._stored.output]
         coarse_matrix = self._stored.coarse_output
         if coarse_matrix is None:

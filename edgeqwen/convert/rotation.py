@@ -11,7 +11,8 @@ transpose. Root mean square norms commute with R once their gains are folded int
     v of a key-value head             W -> S^T W     (the values' basis is as arbitrary; S is one matrix a head)
     o of that head's queries          W -> W S
 
-Where embedding and output matrix were one tensor they become two, since only the latter takes the gains.
+Where embedding and output matrix are one tensor, that can take no gains; they stand in a small matrix before it,
+R^T G R, that what leaves the final norm is multiplied with.
 
 R is a Hadamard matrix, whose entries are all of one size and so spread best, times random signs. Sizes that are no
 power of two are a power of two times an odd number; for the odd part the discrete Hartley transform does, which is real
@@ -22,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
 import numpy as np
 
 from edgeqwen.convert.checkpoint import (
     EMBEDDING,
     FINAL_NORM,
     OUTPUT,
+    OUTPUT_TURN,
     BlockTensor,
     Checkpoint,
     Float32Array,
@@ -57,12 +58,13 @@ class RotatedCheckpoint:
         rng = np.random.default_rng(seed)
         spec = inner.spec
         self._inner = inner
-        self._spec = msgspec.structs.replace(spec, tie_embeddings=False)
+        self._spec = spec
         self._residual = orthogonal(spec.hidden_size, rng)
         heads = [orthogonal(spec.head_dim, rng) for _ in range(spec.num_layers * spec.num_kv_heads)]
         self._heads = np.stack(heads).reshape(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.head_dim)
         self._tensors = dict(inner.tensors)
-        self._tensors.setdefault(OUTPUT, inner.tensors[EMBEDDING])
+        if spec.tie_embeddings:
+            self._tensors[OUTPUT_TURN] = TensorInfo((spec.hidden_size, spec.hidden_size), "F32")
 
     @property
     def spec(self) -> ModelSpec:
@@ -85,8 +87,9 @@ class RotatedCheckpoint:
         if name == EMBEDDING:
             return self._inner.read(EMBEDDING, start, stop) @ self._residual
         if name == OUTPUT:
-            stored = EMBEDDING if self._inner.spec.tie_embeddings else OUTPUT
-            return self._reading(stored, FINAL_NORM, start, stop)
+            return self._reading(OUTPUT, FINAL_NORM, start, stop)
+        if name == OUTPUT_TURN:
+            return np.asarray((self._residual.T[start:stop] * self._inner.read(FINAL_NORM)) @ self._residual)
         if name == FINAL_NORM or name.endswith("layernorm.weight"):
             return np.ones(stop - start, np.float32)
         return self._read_layer(name, start, stop)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from edgeqwen.convert.block_writer import Bits, BlockWriter, StoredBlocks
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array
 from edgeqwen.convert.quantize import (
     BlockWeights,
     Form,
@@ -52,14 +52,18 @@ class StoredRows:
 
 @dataclass(slots=True)
 class StoredWeights:
-    """What the store holds. `blocks` and `rows` are by tensor name, `coarse_output` is there for a large vocabulary,
-    and then the `fine_rows` best rows by it are to be computed again.
+    """What the store holds. `blocks` and `rows` are by tensor name.
+
+    `output_turn` is what the final norm's rows are multiplied with before the output matrix (of a rotated model whose
+    matrices are tied). `coarse_output` is there for a large vocabulary, and then the `fine_rows` best rows by it are to
+    be computed again.
     """
 
     is_tied: bool
     is_signed: bool
     blocks: dict[str, StoredBlocks] = field(default_factory=dict)
     rows: dict[str, StoredRows] = field(default_factory=dict)
+    output_turn: StoredBlocks | None = None
     coarse_output: StoredBlocks | None = None
     fine_rows: int = 0
 
@@ -85,6 +89,8 @@ class WeightWriter:
                 self.stored.blocks[tensor] = self._write_streamed(tensor, bits=8, preferred=MATRIX_BLOCK)
             else:
                 self._write_plain(tensor)
+        if is_quantized and OUTPUT_TURN in self._checkpoint.tensors:
+            self.stored.output_turn = self._write_streamed(OUTPUT_TURN, bits=8, preferred=MATRIX_BLOCK)
 
     @property
     def has_coarse_output(self) -> bool:
