@@ -1,13 +1,17 @@
 """What a daemon serves: its options, and the opening and loading of the model that they name.
 
-Opening reads what concerns text, before anything is promised to anybody. Loading comes later, on the engine thread,
-where the native libraries are imported too.
+Opening reads what concerns text, before anything is promised to anybody. The weights are loaded meanwhile, in a thread
+of their own: both take their time in native code, and a second processor would be idle. Whether that went well is told
+where the runtime is asked for, on the engine thread.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -25,6 +29,10 @@ from edgeqwen.text import ChatTemplate, Tokenizer
 
 END_MARKS: Final = ("<|im_end|>", "<|endoftext|>", "</s>")
 """What ends an answer of a scripted runtime whose folder does not say."""
+
+MOST_PATIENCE_S: Final = 1.0  # a package may have to be remade first, and the socket is to listen before that
+HEAD_START_S: Final = 0.02
+"""What the threads that open the graphs need to leave the interpreter."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +59,35 @@ class Model:
     runtime_factory: Callable[[Callable[[float], None]], Runtime]
 
 
+class EarlyRuntime:
+    """A runtime whose loading begins at once; call it like `Model.runtime_factory` to wait for the result."""
+
+    def __init__(self, load: Callable[[Callable[[float], None]], Runtime]) -> None:
+        self._progress: Callable[[float], None] = lambda _: None
+        self._is_native = threading.Event()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="loading")
+        self._result = self._executor.submit(load, self._report)
+        self._result.add_done_callback(lambda _: self._is_native.set())
+
+    def let_begin(self) -> None:
+        """Wait until the loading is in native code: what holds the interpreter (reading a tokenizer does, for a third
+        of a second) would keep it from getting there.
+        """
+        self._is_native.wait(MOST_PATIENCE_S)
+        time.sleep(HEAD_START_S)
+
+    def __call__(self, progress: Callable[[float], None]) -> Runtime:
+        self._progress = progress
+        try:
+            return self._result.result()
+        finally:
+            self._executor.shutdown(wait=False)
+
+    def _report(self, fraction: float) -> None:
+        self._is_native.set()
+        self._progress(fraction)
+
+
 def open_model(options: DaemonOptions) -> Model:
     """Open what the configuration names: a package with onnxruntime, or text files with a scripted runtime."""
     runtime = options.config.engine.runtime
@@ -65,6 +102,8 @@ def _open_package_model(options: DaemonOptions) -> Model:
     package = open_package(options.package_path)
     verify_digests(package, with_weights=False)
     manifest = package.manifest
+    early = EarlyRuntime(lambda progress: _load_onnx(package, options, progress))
+    early.let_begin()
     tokenizer = Tokenizer.from_file(package.tokenizer_path)
     if tokenizer.num_tokens != manifest.spec.num_tokens:
         raise ModelInvalid(
@@ -79,7 +118,13 @@ def _open_package_model(options: DaemonOptions) -> Model:
         generation_defaults=package.generation_config,
         eos_token_ids=package.eos_token_ids,
     )
-    return Model(files, lambda progress: _load_onnx(package, options, progress))
+
+    def runtime_factory(progress: Callable[[float], None]) -> Runtime:
+        runtime = early(progress)
+        place_calling_thread(options.threads.decode.calling_cpus)
+        return runtime
+
+    return Model(files, runtime_factory)
 
 
 def _template(source: str | None) -> ChatTemplate | None:
@@ -87,7 +132,7 @@ def _template(source: str | None) -> ChatTemplate | None:
 
 
 def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[float], None]) -> Runtime:
-    """On the engine thread, where the native library is imported too: the socket listens before that."""
+    """The package's runtime, measured and warm."""
     from edgeqwen.fitting import fitting_package
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
@@ -104,9 +149,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         is_single=options.config.engine.deterministic,
         profile_path=_profile_place(options, processor),
     )
-    runtime = OnnxRuntime.load(package, wanted, progress)
-    place_calling_thread(options.threads.decode.calling_cpus)
-    return runtime
+    return OnnxRuntime.load(package, wanted, progress)
 
 
 def _kv_type(package: Package, kv: KvTable) -> KVType:

@@ -5,6 +5,7 @@
   nothing;
 * thread counts are always explicit: left to itself onnxruntime pins to cores that may not be ours. Where its threads
   are placed (`affinities`), the calling thread is not: whoever runs the session places that;
+* `disable_quant_qdq`: onnxruntime would move the quantised keys' transposition by quantising them a second time;
 * `x64quantprecision` only where it is needed: it makes signed 8-bit products exact on processors whose usual kernel
   saturates, and makes them twelve times slower everywhere else.
 """
@@ -37,6 +38,7 @@ def session_options(num_threads: int, *, is_precise: bool = False, affinities: s
     options.log_severity_level = 3
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     if affinities is not None:
         options.add_session_config_entry("session.intra_op_thread_affinities", affinities)
     if is_precise:
