@@ -5,6 +5,9 @@
 A daemon with a scripted runtime that answers at once serves a tiny model. `ask`: wall time of the command, less the
 time that the daemon says it spent. A token: time of a long streamed answer over the socket, less that of the same
 answer taken from the engine in process, divided by its tokens; both in turns, medians.
+
+A step: several streams at once over as many connections, with a vocabulary of Qwen's size, greedy and sampled, nothing
+guessed ahead; the time of one token of each. The script's own work (a row of logits to fill) and the client's count.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
@@ -27,6 +31,13 @@ NUM_TOKENS = 1000
 NUM_ROUNDS = 7
 TOKENS = tuple(40 + index % 50 for index in range(NUM_TOKENS))
 CAPACITY = 2048
+VOCAB_SIZE = 151_936
+NUM_STEPS = 300
+STREAMS = (1, 2, 4, 8)
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+}
 
 
 def ask_once(daemon: DaemonProcess) -> dict[str, Any]:
@@ -42,10 +53,39 @@ def stream_once(daemon: DaemonProcess) -> float:
     """Milliseconds a token over the socket."""
     with daemon.client() as client:
         began = time.perf_counter()
-        frames = list(client.stream("chat", prompt="hi", max_tokens=NUM_TOKENS, ignore_eos=True))
+        frames = list(client.stream("chat", prompt="hi", stream=True, max_tokens=NUM_TOKENS, ignore_eos=True))
         took = time.perf_counter() - began
     assert frames[-1]["usage"]["completion"] == NUM_TOKENS
     return took / NUM_TOKENS * 1e3
+
+
+def step_once(daemon: DaemonProcess, num_streams: int, sampling: dict[str, Any]) -> float:
+    """Milliseconds for one token of each of the streams."""
+
+    def stream(_: int) -> float:
+        with daemon.client() as client:
+            frames = client.stream(
+                "chat", prompt="hi", stream=True, max_tokens=NUM_STEPS, ignore_eos=True, speculate=False, **sampling
+            )
+            times = [time.perf_counter() for frame in frames if "delta" in frame]
+        return times[-1] - times[0]
+
+    with ThreadPoolExecutor(num_streams) as pool:
+        return statistics.median(pool.map(stream, range(num_streams))) / (NUM_STEPS - 1) * 1e3
+
+
+def steps() -> dict[str, dict[int, float]]:
+    """By way of sampling and number of streams."""
+    script = {"tokens": TOKENS, "capacity": CAPACITY, "vocab_size": VOCAB_SIZE}
+    with running_daemon("fake:" + json.dumps(script)) as daemon:
+        daemon.wait_for(running=0)
+        return {
+            name: {
+                num: round(statistics.median(step_once(daemon, num, sampling) for _ in range(NUM_ROUNDS)), 3)
+                for num in STREAMS
+            }
+            for name, sampling in SAMPLING.items()
+        }
 
 
 async def engine_once() -> float:
@@ -70,6 +110,7 @@ def main() -> None:
         "ask_own_ms": round(statistics.median(each["own_ms"] for each in asks), 1),
         "socket_ms_per_token": round(statistics.median(socket for socket, _ in pairs), 3),
         "engine_ms_per_token": round(statistics.median(engine for _, engine in pairs), 3),
+        "step_ms_by_streams": steps(),
         "socket_added_ms_per_token": round(statistics.median(socket - engine for socket, engine in pairs), 3),
     }
     print(json.dumps(report))
