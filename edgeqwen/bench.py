@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed
 from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
+
+if TYPE_CHECKING:
+    from edgeqwen.runtime.onnx import OnnxRuntime
 
 NUM_REPEATS: Final = 3
 Clock = Callable[[], float]
@@ -91,7 +94,7 @@ def bench(
         model=manifest.name,
         quant=manifest.quant,
         weight_form=manifest.weight_form,
-        kv=_kv_type(package, options),
+        kv=runtime.kv_type,
         threads=threads.decode.num_threads,
         prefill_threads=threads.prefill.num_threads,
         cpus=threads.to_dict()["cpus"],
@@ -107,20 +110,15 @@ def bench(
     )
 
 
-def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> Runtime:
+def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> OnnxRuntime:
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
     needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
     if needed > most:
         raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
-    wanted = OnnxOptions.planned(
-        threads, num_slots=options.num_streams, capacity=needed, kv_type=_kv_type(package, options)
-    )
+    kv_type = None if options.kv_type == "auto" else options.kv_type
+    wanted = OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=needed, kv_type=kv_type)
     return OnnxRuntime.load(package, wanted)
-
-
-def _kv_type(package: Package, options: BenchOptions) -> KVType:
-    return package.manifest.kv_types[0] if options.kv_type == "auto" else options.kv_type
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

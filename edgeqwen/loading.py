@@ -152,8 +152,8 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     return OnnxRuntime.load(package, wanted, progress)
 
 
-def _kv_type(package: Package, kv: KvTable) -> KVType:
-    """The type of cache that the configuration names; for `auto`, what suits package and memory."""
+def _kv_type(package: Package, kv: KvTable) -> KVType | None:
+    """The type of cache that the configuration names, or (`auto`) that memory asks for; None: the runtime's choice."""
     if kv.type != "auto":
         return cast(KVType, kv.type)
     manifest = package.manifest
@@ -161,7 +161,7 @@ def _kv_type(package: Package, kv: KvTable) -> KVType:
     free_bytes = read_memory().free
     picked, reason = choose_kv_type(manifest.spec, manifest.kv_types, num_tokens=num_tokens, free_bytes=free_bytes)
     log.info("cache %s: %s", picked, reason)
-    return picked
+    return None if picked == manifest.kv_types[0] else picked
 
 
 def _profile_place(options: DaemonOptions, processor: Processor) -> Callable[[Manifest, KVType], Path]:

@@ -81,6 +81,7 @@ class OnnxRuntime:
         self._is_one_by_one = isinstance(prefill, ChunkGraph)
         self._prefill_rows = options.prefill_rows
         self._cache = cache
+        self.kv_type: KVType = "int8" if cache.shape.dtype is np.int8 else "fp32"
         self._logits = np.empty((1, manifest.spec.vocab_size), np.float32)
         self._spec = RuntimeSpec(
             num_slots=options.num_slots,
