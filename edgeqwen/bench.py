@@ -19,7 +19,7 @@ import numpy as np
 from edgeqwen.core.model import KVType
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
-from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed, use_huge_pages
+from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed
 from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
 
@@ -83,7 +83,6 @@ def bench(
     began_at = clock()
     runtime = _load(package, options, threads)
     load_s = clock() - began_at
-    use_huge_pages()  # as the daemon does
     try:
         with placed(threads.decode.calling_cpus):  # as the daemon's engine thread is
             speeds = measure(runtime, options, clock)

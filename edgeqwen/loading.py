@@ -22,15 +22,7 @@ from edgeqwen.core.model import KVType, Manifest
 from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import (
-    Processor,
-    ThreadPlan,
-    fingerprint,
-    place_calling_thread,
-    read_memory,
-    read_processor,
-    use_huge_pages,
-)
+from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_memory, read_processor
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelInvalid
 from edgeqwen.text import ChatTemplate, Tokenizer
@@ -87,9 +79,7 @@ class EarlyRuntime:
     def __call__(self, progress: Callable[[float], None]) -> Runtime:
         self._progress = progress
         try:
-            runtime = self._result.result()
-            self._executor.submit(use_huge_pages)  # the first requests need not wait for it
-            return runtime
+            return self._result.result()
         finally:
             self._executor.shutdown(wait=False)
 

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import mmap
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from edgeqwen.cpu.residency import (
-    HUGE_BYTES,
-    HUGE_PAGES,
-    SMAPS,
-    Mapping,
-    forget_pages,
-    is_collapsible,
-    read_mappings,
-    trim_heap,
-    use_huge_pages,
-)
+from edgeqwen.cpu.residency import SMAPS, Mapping, forget_pages, read_mappings, trim_heap
 
 NUM_BYTES = 1 << 20
 
@@ -34,9 +21,9 @@ VmFlags: rd mr mw me
 7f0000000000-7f0000001000 rw-p 00000000 00:00 0
 Rss:                   4 kB
 Anonymous:             4 kB
-VmFlags: rd wr mr mw me ac nh
+7f0000002000-7f0000004000 rw-p 00001000 fe:00 260850                     /models/other
+Anonymous:             4 kB
 """
-REGION = Mapping(0, 4 * HUGE_BYTES, "", 4 * HUGE_BYTES, 4 * HUGE_BYTES, frozenset({"rd", "wr", "ac"}))
 
 
 def resident_bytes(path: Path) -> int:
@@ -57,54 +44,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_mappings_are_read_as_the_kernel_writes_them() -> None:
+def test_mapped_files_are_told_from_other_memory_and_from_files_written_to() -> None:
     assert list(read_mappings(SAMPLE)) == [
-        Mapping(
-            start=0x560F33A32000,
-            stop=0x560F33A35000,
-            path="/models/a name/weights.bin",
-            resident_bytes=12 << 10,
-            anonymous_bytes=0,
-            flags=frozenset({"rd", "mr", "mw", "me"}),
-        ),
-        Mapping(
-            start=0x7F0000000000,
-            stop=0x7F0000001000,
-            path="",
-            resident_bytes=4 << 10,
-            anonymous_bytes=4 << 10,
-            flags=frozenset({"rd", "wr", "mr", "mw", "me", "ac", "nh"}),
-        ),
+        Mapping(0x560F33A32000, 0x560F33A35000, "/models/a name/weights.bin", is_clean=True),
+        Mapping(0x7F0000002000, 0x7F0000004000, "/models/other", is_clean=False),
     ]
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        ({}, True),
-        ({"path": "[heap]"}, True),
-        ({"path": "[stack]"}, False),
-        ({"path": "/models/weights.bin"}, False),
-        ({"resident_bytes": 3 * HUGE_BYTES}, False),
-        ({"flags": frozenset({"rd"})}, False),
-        ({"flags": frozenset({"rd", "wr", "nh"})}, False),
-        ({"flags": frozenset({"rd", "wr", "gd"})}, False),
-    ],
-)
-def test_only_memory_that_is_in_use_and_has_not_declined_becomes_huge(
-    change: dict[str, Any], *, expected: bool
-) -> None:
-    assert is_collapsible(dataclasses.replace(REGION, **change)) == expected
-
-
-def test_memory_keeps_its_content_in_huge_pages() -> None:
-    content = np.arange(4 * HUGE_BYTES, dtype=np.uint32)
-    use_huge_pages()
-    assert np.array_equal(content, np.arange(4 * HUGE_BYTES, dtype=np.uint32))
-    if HUGE_PAGES.exists() and "[never]" not in HUGE_PAGES.read_text():
-        address = content.ctypes.data + HUGE_BYTES
-        inside = [m for m in read_mappings(SMAPS.read_text()) if m.start <= address < m.stop]
-        assert "hg" in inside[0].flags
 
 
 def test_pages_that_were_read_are_let_go_and_can_be_read_again(file: Path) -> None:

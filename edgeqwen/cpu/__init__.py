@@ -16,7 +16,7 @@ from edgeqwen.cpu.processor import (
     parse_cpuinfo,
     read_processor,
 )
-from edgeqwen.cpu.residency import forget_pages, trim_heap, use_huge_pages
+from edgeqwen.cpu.residency import forget_pages, trim_heap
 from edgeqwen.cpu.sysfiles import format_cpu_list, parse_cpu_list
 from edgeqwen.cpu.threads import may_place_threads, place_calling_thread, placed, read_thread_plan, usable_cpus
 from edgeqwen.cpu.topology import Core, Topology, read_topology
@@ -52,5 +52,4 @@ __all__ = [
     "read_topology",
     "trim_heap",
     "usable_cpus",
-    "use_huge_pages",
 ]
