@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import statistics
 import time
 from collections.abc import Iterator
 
@@ -67,23 +68,23 @@ def test_daemon_with_four_open_connections_is_quiet_as_soon_as_its_last_answer_i
             assert_quiet(watch(daemon))
 
 
-def chats(daemon: DaemonProcess, *, pause_s: float) -> Work:
-    """The work of ten short answers with pauses after them."""
-    before = work_of(daemon.process.pid)
+def pauses(daemon: DaemonProcess) -> list[int]:
+    """The nanoseconds of work in each of ten pauses, shortly after a short answer has come."""
+    worked: list[int] = []
     with daemon.client() as client:
         for _ in range(10):
             client.request("chat", prompt="hi", max_tokens=4, ignore_eos=True)
-            time.sleep(pause_s)
-    return work_of(daemon.process.pid) - before
+            time.sleep(0.005)
+            before = work_of(daemon.process.pid)
+            time.sleep(0.2)
+            worked.append((work_of(daemon.process.pid) - before).cpu_ns)
+    return worked
 
 
 def test_threads_that_compute_do_not_keep_themselves_awake_between_answers() -> None:
-    with running_daemon("onnx", "--threads", "3", model=tiny_package(quant="int8")) as daemon:
-        chats(daemon, pause_s=0.0)
-        # The least of three: threads that wait for one which other processes keep from running spin while they wait.
-        together = min(chats(daemon, pause_s=0.0).cpu_ns for _ in range(3))
-        apart = min(chats(daemon, pause_s=0.2).cpu_ns for _ in range(3))
-    assert apart < 2 * together + 0.1e9
+    with running_daemon("onnx", "--threads", "2", model=tiny_package(quant="int8")) as daemon:
+        pauses(daemon)
+        assert statistics.median(pauses(daemon)) < 5e6  # left to themselves they spin for 20 to 50 milliseconds
 
 
 def test_slow_stream_costs_by_its_steps_and_nothing_in_between() -> None:
