@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import Windows, calibration_windows
 from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepName, Workers, embed
+from edgeqwen.convert.importer import import_model
 from edgeqwen.convert.kv_scales import key_scales, round_cache, value_scales
 from edgeqwen.convert.quantize import BlockWeights, Form, QuantizedTensor, RowWeights, quantize_blocks, quantize_rows
 from edgeqwen.convert.recipe import Recipe, uniform_recipe
@@ -21,7 +23,10 @@ from edgeqwen.convert.rounding import restored
 from edgeqwen.convert.smoothing import channel_scales
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
+from edgeqwen.core.package import GRAPH, open_package
+from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.evaluate import built_in_texts
+from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from tests.checkpoints import write_safetensors_model
 
 CALIBRATION = Path(__file__).parent.parent / "edgeqwen" / "data" / "calibration"
@@ -203,3 +208,20 @@ def test_calibration_text_is_none_of_what_quality_is_measured_on() -> None:
     measured = set().union(*(passages(text) for text in built_in_texts().values()))
     for path in sorted(CALIBRATION.glob("*.txt")):
         assert not passages(path.read_text(encoding="utf-8")) & measured, path.name
+
+
+@pytest.mark.parametrize("hidden_size", [64, 48])
+def test_a_large_vocabulary_is_read_coarsely_in_blocks_that_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden_size: int
+) -> None:
+    monkeypatch.setattr("edgeqwen.convert.weights.COARSE_FROM_ROWS", 1)
+    write_safetensors_model(tmp_path / "model", hidden_size=hidden_size)
+    out = tmp_path / "package"
+    import_model(tmp_path / "model", out, quant="int8", target="vnni", name="tiny", calibrates=True)
+    graph = onnx.load(str(out / GRAPH), load_external_data=False).graph
+    (coarse,) = [node for node in graph.node if node.op_type == "MatMulNBits" and node.output[0] == "logits.coarse"]
+    sizes = {attribute.name: attribute.i for attribute in coarse.attribute}
+    assert (sizes["bits"], sizes["K"], sizes["block_size"]) == (4, hidden_size, {64: 64, 48: 16}[hidden_size])
+    runtime = OnnxRuntime.load(open_package(out), OnnxOptions(num_slots=1, capacity=8))
+    assert np.isfinite(runtime.step(Batch((Chunk(0, 0, (1, 2, 3), 3),))).logits[0]).all()
+    runtime.close()

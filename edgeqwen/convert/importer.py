@@ -25,7 +25,7 @@ from edgeqwen.convert.kernel_graph import write_kernel_check
 from edgeqwen.convert.linear import LinearForm, make_linears
 from edgeqwen.convert.manifest import describe_files, write_manifest
 from edgeqwen.convert.prefill_attention import SCATTER_OPSET, Int8Attention
-from edgeqwen.convert.quantize import Form
+from edgeqwen.convert.quantize import Form, block_size_for
 from edgeqwen.convert.recipe import uniform_recipe
 from edgeqwen.convert.rotation import RotatedCheckpoint
 from edgeqwen.convert.sources import open_checkpoint
@@ -145,7 +145,8 @@ def _write_weights(
     left = {(tensor, form) for tensor in tensors for form in LAYER_FORMS[quant]}
     quantizer = _write_calibrated(writer, checkpoint, quant, left, progress) if calibrates else None
     if quant != "fp32" and writer.has_coarse_output:
-        writer.write_coarse_output(quantizer.output_rounder(COARSE_BLOCK) if quantizer else None)
+        block_size = block_size_for(checkpoint.spec.hidden_size, preferred=COARSE_BLOCK)
+        writer.write_coarse_output(quantizer.output_rounder(block_size) if quantizer else None)
     for index, tensor in enumerate(tensors):
         for form in LAYER_FORMS[quant]:
             if (tensor, form) in left:
