@@ -4,8 +4,8 @@ Calibration text runs through the model layer by layer (`forward`), twice side b
 through the 4-bit blocks that have come out so far, with activations as these make them and as their kernel rounds them.
 A layer's blocks are chosen for what reaches them, and its weights are first moved so that they make up for part of what
 went wrong before (`correction`). Rows of 8 bits lose too little for that to matter; they are chosen for the inputs of
-the model as it is. That one also says how uneven
-the inputs of `down` are (`smoothing`) and how large keys and values get (`kv_scales`).
+the model as it is. That one also says how uneven the inputs of `down` are (`smoothing`) and how large keys and values
+get (`kv_scales`).
 
 What a key or a value loses counts as often as it is looked at. Much of all attention goes to a window's first token, so
 without that a 4-bit value projection would be the worst of all layers, with it it is among the best.
