@@ -27,7 +27,7 @@ NUM_PROMPTS = 75
 STEP_BYTES = 8 << 20
 """What steps of this tiny model may take beside its cache: a chunk of 256 rows takes some 4 MB."""
 
-SPARE_BYTES = 1 << 20
+SPARE_BYTES = 4 << 20  # heaps of threads fill up by pages
 NUM_SHAPES = 500
 SHAPE_BYTES = 8 << 10
 NUM_GRAPHS = 2
