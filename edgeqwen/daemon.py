@@ -1,6 +1,6 @@
 """The daemon: puts the parts together, and lives their life in order.
 
-    build -> listen -> load -> ready -> wait -> drain (with a deadline) -> stop
+    listen -> build -> load -> ready -> wait -> drain (with a deadline) -> stop
 
 Clients may connect as soon as the socket listens; what they ask waits for the model. The first SIGTERM, SIGINT or
 SIGHUP (the terminal has closed), or an admin's `shutdown`, lets running answers end within the drain time; a second
@@ -73,23 +73,17 @@ class StopRequest:
 async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
-    model = open_model(options)
-    trim_heap()  # before the weights come, so that the tokenizer's pieces are gone when memory is at its fullest
-    inference = Inference(
-        runtime_factory=model.runtime_factory,
-        model=model.files,
-        limits=engine_limits(config),
-        speculates=config.engine.speculation and not config.engine.deterministic,
-        clock=time.monotonic,
-        seed_source=lambda: secrets.randbits(SEED_BITS),
-    )
     stop = StopRequest(config.service.drain_s)
-    threads = options.threads.to_dict()
-    server = SocketServer(inference, limits=wire_limits(config), on_shutdown=stop.ask, threads=threads)
     with _signals(stop):
-        await server.start(bind_socket(options.socket_path, group=_group_id(config.socket.group)))
+        bound = bind_socket(options.socket_path, group=_group_id(config.socket.group))
+        try:  # the weights begin to load here: a second daemon of this socket must not get so far
+            inference, server = _build(options, stop)
+        except BaseException:
+            bound.close()
+            raise
+        await server.start(bound)
         log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
-        log.info("threads %s", " ".join(f"{key}={value}" for key, value in threads.items()))
+        log.info("threads %s", " ".join(f"{key}={value}" for key, value in options.threads.to_dict().items()))
         for warning in options.threads.warnings:
             log.warning("threads: %s", warning)
         async with asyncio.TaskGroup() as tasks:
@@ -102,6 +96,23 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     if stop.error is not None:
         raise stop.error
     return stop.exit_code
+
+
+def _build(options: DaemonOptions, stop: StopRequest) -> tuple[Inference, SocketServer]:
+    """The engine, whose model has begun to load, and the server in front of it."""
+    config = options.config
+    model = open_model(options)
+    trim_heap()  # so that the tokenizer's pieces are gone when memory is at its fullest, at the end of loading
+    inference = Inference(
+        runtime_factory=model.runtime_factory,
+        model=model.files,
+        limits=engine_limits(config),
+        speculates=config.engine.speculation and not config.engine.deterministic,
+        clock=time.monotonic,
+        seed_source=lambda: secrets.randbits(SEED_BITS),
+    )
+    limits, threads = wire_limits(config), options.threads.to_dict()
+    return inference, SocketServer(inference, limits=limits, on_shutdown=stop.ask, threads=threads)
 
 
 async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> None:

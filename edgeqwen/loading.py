@@ -1,7 +1,7 @@
 """What a daemon serves: its options, and the opening and loading of the model that they name.
 
-Opening reads what concerns text, before anything is promised to anybody. The weights are loaded meanwhile, in a thread
-of their own: both take their time in native code, and a second processor would be idle. Whether that went well is told
+Opening reads what concerns text, before anything is promised to anybody. Large weights are loaded meanwhile, in a
+thread of their own: both take their time in native code, and a second processor would be idle. Whether that went well is told
 where the runtime is asked for, on the engine thread.
 """
 
@@ -13,22 +13,27 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
 from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config, KvTable
 from edgeqwen.core.fit import choose_kv_type
 from edgeqwen.core.model import KVType, Manifest
-from edgeqwen.core.package import TOKENIZER, Package, open_package, read_text_files, verify_digests
+from edgeqwen.core.package import TOKENIZER, WEIGHTS, Package, open_package, read_text_files, verify_digests
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_memory, read_processor
+from edgeqwen.engine.inference import RuntimeFactory
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelInvalid
 from edgeqwen.text import ChatTemplate, Tokenizer
 
 END_MARKS: Final = ("<|im_end|>", "<|endoftext|>", "</s>")
 """What ends an answer of a scripted runtime whose folder does not say."""
+
+EARLY_FROM_BYTES: Final = 256 << 20
+"""Smaller weights load about as fast as a tokenizer is read, and what either takes in passing would add up."""
 
 MOST_PATIENCE_S: Final = 1.0  # a package may have to be remade first, and the socket is to listen before that
 HEAD_START_S: Final = 0.02
@@ -56,13 +61,13 @@ class Model:
     """What `Inference` needs of a model: the files that concern text, and how to make its runtime."""
 
     files: ModelFiles
-    runtime_factory: Callable[[Callable[[float], None]], Runtime]
+    runtime_factory: RuntimeFactory
 
 
 class EarlyRuntime:
     """A runtime whose loading begins at once; call it like `Model.runtime_factory` to wait for the result."""
 
-    def __init__(self, load: Callable[[Callable[[float], None]], Runtime]) -> None:
+    def __init__(self, load: RuntimeFactory) -> None:
         self._progress: Callable[[float], None] = lambda _: None
         self._is_native = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="loading")
@@ -102,8 +107,11 @@ def _open_package_model(options: DaemonOptions) -> Model:
     package = open_package(options.package_path)
     verify_digests(package, with_weights=False)
     manifest = package.manifest
-    early = EarlyRuntime(lambda progress: _load_onnx(package, options, progress))
-    early.let_begin()
+    load: RuntimeFactory = partial(_load_onnx, package, options)
+    if manifest.sizes[WEIGHTS] >= EARLY_FROM_BYTES:
+        early = EarlyRuntime(load)
+        early.let_begin()
+        load = early
     tokenizer = Tokenizer.from_file(package.tokenizer_path)
     if tokenizer.num_tokens != manifest.spec.num_tokens:
         raise ModelInvalid(
@@ -120,7 +128,7 @@ def _open_package_model(options: DaemonOptions) -> Model:
     )
 
     def runtime_factory(progress: Callable[[float], None]) -> Runtime:
-        runtime = early(progress)
+        runtime = load(progress)
         place_calling_thread(options.threads.decode.calling_cpus)
         return runtime
 

@@ -193,6 +193,22 @@ def test_second_daemon_on_a_socket_does_not_start() -> None:
             assert client.request("health")["ok"]
 
 
+def test_a_second_daemon_of_a_socket_ends_before_it_opens_a_model(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with running_daemon() as daemon:
+        result = run_command("serve", "--socket", str(daemon.socket_path), "--model", str(tmp_path / "empty"))
+        assert result.returncode == 78
+        assert b"already running" in result.stderr
+        daemon.wait_for(running=0)
+
+
+def test_a_model_that_cannot_be_opened_leaves_no_socket(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    path = tmp_path / "s"
+    assert run_command("serve", "--socket", str(path), "--model", str(tmp_path / "empty")).returncode == 65
+    assert not path.exists()
+
+
 def test_configuration_file_is_read_and_flags_win(tmp_path: Path) -> None:
     path = tmp_path / "edgeqwen.toml"
     path.write_text("[kv]\ncontext = 64\nslots = 2\n[limits]\nqueue = 5\n")
