@@ -22,6 +22,7 @@ from typing import Any
 
 import uvloop
 
+from edgeqwen.doctor.package import QWEN3
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.runtime.fake import FakeScript
 from tests.daemons import DaemonProcess, running_daemon
@@ -31,7 +32,6 @@ NUM_TOKENS = 1000
 NUM_ROUNDS = 7
 TOKENS = tuple(40 + index % 50 for index in range(NUM_TOKENS))
 CAPACITY = 2048
-VOCAB_SIZE = 151_936
 NUM_STEPS = 300
 STREAMS = (1, 2, 4, 8)
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -76,7 +76,7 @@ def step_once(daemon: DaemonProcess, num_streams: int, sampling: dict[str, Any])
 
 def steps() -> dict[str, dict[int, float]]:
     """By way of sampling and number of streams."""
-    script = {"tokens": TOKENS, "capacity": CAPACITY, "vocab_size": VOCAB_SIZE}
+    script = {"tokens": TOKENS, "capacity": CAPACITY, "vocab_size": QWEN3.vocab_size}
     with running_daemon("fake:" + json.dumps(script)) as daemon:
         daemon.wait_for(running=0)
         return {

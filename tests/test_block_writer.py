@@ -35,7 +35,7 @@ def test_q_k_and_v_are_one_matrix_whatever_order_they_come_in(tmp_path: Path) ->
         writer = BlockWriter(store, stored)
         for tensor, weights in parts.items():
             assert not stored
-            writer.add(tensor, weights, 4)
+            writer.add(tensor, [weights], 4)
     assert stored[Q] == stored[K] == stored[V]
     assert stored[Q].parts == ((Q, 24), (K, 8), (V, 8))
     codes = np.concatenate([pack_nibbles(parts[name].codes) for name in (Q, K, V)]).reshape(40, 4, 8)
@@ -49,16 +49,27 @@ def test_matrices_whose_blocks_differ_stay_apart(tmp_path: Path) -> None:
     with TensorStore(tmp_path) as store:
         writer = BlockWriter(store, stored)
         for tensor, size in ((Q, 16), (K, 16), (V, 32)):
-            writer.add(tensor, blocks(8, seed=size, size=size), 4)
+            writer.add(tensor, [blocks(8, seed=size, size=size)], 4)
     assert [stored[name].block_size for name in (Q, K, V)] == [16, 16, 32]
     assert len({stored[name].codes for name in (Q, K, V)}) == 3
     assert not stored[Q].parts
 
 
+def test_each_of_differing_matrices_keeps_its_own_bits(tmp_path: Path) -> None:
+    stored: dict[str, StoredBlocks] = {}
+    wide = np.random.default_rng(1).standard_normal((8, 64)).astype(np.float32)
+    with TensorStore(tmp_path) as store:
+        writer = BlockWriter(store, stored)
+        writer.add(V, [quantize_blocks(wide, bits=8, block_size=16)], 8)
+        for tensor in (Q, K):
+            writer.add(tensor, [blocks(4, seed=2), blocks(4, seed=3)], 4)
+    assert [(stored[name].bits, stored[name].rows) for name in (Q, K, V)] == [(4, 8), (4, 8), (8, 8)]
+
+
 def test_a_layer_with_an_input_of_its_own_stands_alone(tmp_path: Path) -> None:
     stored: dict[str, StoredBlocks] = {}
     with TensorStore(tmp_path) as store:
-        BlockWriter(store, stored).add(DOWN, blocks(8, seed=1), 4)
+        BlockWriter(store, stored).add(DOWN, [blocks(8, seed=1)], 4)
     assert not stored[DOWN].parts
     assert stored[DOWN].rows == 8
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import Windows, calibration_windows
-from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, layer_prefix
-from edgeqwen.convert.forward import STEP_TENSORS, LayerForward, StepName, Workers, embed
+from edgeqwen.convert.checkpoint import EMBEDDING, STEP_TENSORS, Checkpoint, Float32Array, StepName, layer_prefix
+from edgeqwen.convert.forward import LayerForward, Workers, embed
 from edgeqwen.convert.importer import import_model
 from edgeqwen.convert.kv_scales import key_scales, round_cache, value_scales
 from edgeqwen.convert.quantize import BlockWeights, Form, QuantizedTensor, RowWeights, quantize_blocks, quantize_rows

@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgeqwen.convert import correction
 from edgeqwen.convert.checkpoint import Float32Array
-from edgeqwen.convert.correction import corrected
 
 TOKENS, WIDTH, OUT = 400, 24, 10
 
 
 def normal(*shape: int, seed: int) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def corrected(
+    weights: Float32Array, inputs: Float32Array, wanted: Float32Array, missing: Float32Array | None = None
+) -> Float32Array:
+    gram = inputs.T @ inputs / np.float32(len(inputs))
+    return correction.corrected(weights, inputs, wanted, missing, gram=gram)
 
 
 def mean_square(values: Float32Array) -> float:

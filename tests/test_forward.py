@@ -5,16 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
-from edgeqwen.convert.forward import (
-    STEP_TENSORS,
-    Attended,
-    LayerForward,
-    StepName,
-    Workers,
-    embed,
-    rms_norm,
-)
+from edgeqwen.convert.checkpoint import FINAL_NORM, STEP_TENSORS, Checkpoint, Float32Array, StepName, layer_prefix
+from edgeqwen.convert.forward import Attended, LayerForward, Workers, embed, rms_norm
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
 from tests.models import all_logits, scratch, tiny_package, tiny_runtime

@@ -8,22 +8,17 @@ and gate and up another, wherever their blocks are alike.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import Float32Array, Uint8Array
+from edgeqwen.convert.checkpoint import STEP_TENSORS, Float32Array, Uint8Array
 from edgeqwen.convert.quantize import BlockWeights, pack_nibbles
 from edgeqwen.convert.store import TensorStore
 
 Bits: TypeAlias = Literal[4, 8]
-
-JOINED: Final = {
-    "self_attn.qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "mlp.gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +38,58 @@ class StoredBlocks:
     parts: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A linear layer that waits to be written."""
+
+    pieces: Sequence[BlockWeights]
+    bits: Bits
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(piece.codes) for piece in self.pieces)
+
+    @property
+    def kind(self) -> tuple[Bits, int, int, bool]:
+        """(bits, columns of a block, columns, whether there are zero points): what joined matrices have in common."""
+        first = self.pieces[0]
+        columns = first.codes.shape[1]
+        return self.bits, columns // first.scales.shape[1], columns, first.zero_points is not None
+
+
 class BlockWriter:
     """Writes matrices into a store; `add` says in `blocks`, by tensor, where it put one."""
 
     def __init__(self, store: TensorStore, blocks: MutableMapping[str, StoredBlocks]) -> None:
         self._store = store
         self._blocks = blocks
-        self._waiting: dict[str, dict[str, tuple[BlockWeights, Bits]]] = {}
+        self._waiting: dict[str, dict[str, _Matrix]] = {}
 
-    def add(self, tensor: str, weights: BlockWeights, bits: Bits) -> None:
-        """One linear layer; it is written when those that it is joined with have come too."""
+    def add(self, tensor: str, pieces: Sequence[BlockWeights], bits: Bits) -> None:
+        """One linear layer, some rows in each piece; it is written when those that it is joined with have come too."""
         label, members = _group(tensor)
         waiting = self._waiting.setdefault(label, {})
-        waiting[tensor] = weights, bits
+        waiting[tensor] = _Matrix(pieces, bits)
         if len(waiting) < len(members):
             return
-        del self._waiting[label]
-        alone = [[name] for name in members]
-        for names in [list(members)] if _are_alike(waiting.values()) else alone:
-            matrices = [waiting[name][0] for name in names]
-            rows = [len(matrix.codes) for matrix in matrices]
-            shape = sum(rows), matrices[0].codes.shape[1]
-            size = shape[1] // matrices[0].scales.shape[1]
-            stored = self.stream(label if len(names) > 1 else names[0], matrices, bits=bits, size=size, shape=shape)
-            if len(names) > 1:
-                stored = dataclasses.replace(stored, parts=tuple(zip(names, rows, strict=True)))
-            self._blocks.update(dict.fromkeys(names, stored))
+        found = self._waiting.pop(label)
+        matrices = {name: found[name] for name in members}
+        if len({matrix.kind for matrix in matrices.values()}) > 1:
+            for name, matrix in matrices.items():
+                self._blocks[name] = self._write(name, [matrix])
+            return
+        stored = self._write(label, list(matrices.values()))
+        if len(matrices) > 1:
+            parts = tuple((name, matrix.num_rows) for name, matrix in matrices.items())
+            stored = dataclasses.replace(stored, parts=parts)
+        self._blocks.update(dict.fromkeys(matrices, stored))
+
+    def _write(self, name: str, matrices: Sequence[_Matrix]) -> StoredBlocks:
+        """Matrices of one kind, one below the other."""
+        bits, size, columns, _ = matrices[0].kind
+        shape = sum(matrix.num_rows for matrix in matrices), columns
+        pieces = [piece for matrix in matrices for piece in matrix.pieces]
+        return self.stream(name, pieces, bits=bits, size=size, shape=shape)
 
     def stream(
         self, name: str, pieces: Iterable[BlockWeights], *, bits: Bits, size: int, shape: tuple[int, int]
@@ -99,16 +120,12 @@ class BlockWriter:
 
 def _group(tensor: str) -> tuple[str, tuple[str, ...]]:
     """(name of the joined matrix, tensors in it) for a linear layer; of one that stands alone its own name twice."""
-    for label, members in JOINED.items():
-        for member in members:
-            if tensor.endswith(member):
-                prefix = tensor.removesuffix(member)
-                return prefix + label, tuple(prefix + name for name in members)
+    for step, members in STEP_TENSORS.items():
+        member = next((name for name in members if tensor.endswith(name)), None)
+        if member is not None and len(members) > 1:
+            prefix = tensor.removesuffix(member)
+            return f"{prefix}{member.partition('.')[0]}.{step}", tuple(prefix + name for name in members)
     return tensor, (tensor,)
-
-
-def _are_alike(matrices: Iterable[tuple[BlockWeights, Bits]]) -> bool:
-    return len({(bits, matrix.scales.shape[1], matrix.zero_points is None) for matrix, bits in matrices}) == 1
 
 
 def _even(codes: Uint8Array) -> Uint8Array:

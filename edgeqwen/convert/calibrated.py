@@ -26,13 +26,19 @@ import numpy as np
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.attention import KVScales
 from edgeqwen.convert.calibration import Windows
-from edgeqwen.convert.checkpoint import FINAL_NORM, OUTPUT_TURN, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.checkpoint import (
+    FINAL_NORM,
+    OUTPUT_TURN,
+    STEP_TENSORS,
+    Checkpoint,
+    Float32Array,
+    StepName,
+    layer_prefix,
+)
 from edgeqwen.convert.correction import corrected
 from edgeqwen.convert.forward import (
-    STEP_TENSORS,
     Attended,
     LayerForward,
-    StepName,
     Workers,
     embed,
     rms_norm,
@@ -147,9 +153,9 @@ class LayerQuantizer:
                 if "rows8" in self._recipe.forms[name]
             ]
             if matrices:
-                rounder = self._rounder(layer, step, self._workers.apply(round_rows, inputs))
+                _, rounders = self._rounders(layer, step, self._workers.apply(round_rows, inputs))
                 for name, matrix in matrices:
-                    yield QuantizedTensor(name, "rows8", rounder(name).round(matrix, "rows8"))
+                    yield QuantizedTensor(name, "rows8", rounders[name].round(matrix, "rows8"))
 
     def _run_blocks(
         self, forward: LayerForward, layer: _Layer, x: Float32Array, results: list[QuantizedTensor]
@@ -159,27 +165,28 @@ class LayerQuantizer:
         def multiply(step: StepName, activations: Float32Array, residual: Float32Array | None) -> Float32Array:
             size = self._recipe.block_size_of(activations.shape[1])
             inputs = self._workers.apply(lambda piece: round_blocks(piece, size), activations)
-            rounder = self._rounder(layer, step, inputs)
+            alike, rounders = self._rounders(layer, step, inputs)
             missing = None if residual is None else layer.residuals[step] - residual
-            weights = corrected(layer.weights[step], inputs, layer.inputs[step], missing)
+            weights = corrected(layer.weights[step], inputs, layer.inputs[step], missing, gram=alike.gram)
             values = []
             for name, matrix in self._matrices(layer, step, weights):
                 (form,) = BLOCK_FORMS.intersection(self._recipe.forms[name])
-                rounded = rounder(name).round(matrix, form)
+                rounded = rounders[name].round(matrix, form)
                 results.append(QuantizedTensor(name, form, rounded))
                 values.append(restored(rounded, form))
             return np.asarray(inputs @ np.concatenate(values).T)
 
         return forward.run(x, multiply)
 
-    def _rounder(self, layer: _Layer, step: StepName, inputs: Float32Array) -> Callable[[str], MatrixRounder]:
-        """From the name of one of a step's tensors to what rounds it for these inputs."""
+    def _rounders(
+        self, layer: _Layer, step: StepName, inputs: Float32Array
+    ) -> tuple[MatrixRounder, dict[str, MatrixRounder]]:
+        """What rounds for these inputs with every token alike, and for each tensor of the step what rounds that."""
         size = self._recipe.block_size_of(inputs.shape[1])
         alike = MatrixRounder(inputs, size)
-        if step != "qkv":
-            return lambda _: alike
-        by_shares = MatrixRounder(inputs, size, shares=layer.shares)
-        return lambda name: by_shares if name.removeprefix(layer.prefix) in LOOKED_AT else alike
+        by_shares = MatrixRounder(inputs, size, shares=layer.shares) if step == "qkv" else alike
+        names = STEP_TENSORS[step]
+        return alike, {layer.prefix + name: by_shares if name in LOOKED_AT else alike for name in names}
 
     def _matrices(self, layer: _Layer, step: StepName, weights: Float32Array) -> Iterator[tuple[str, Float32Array]]:
         """(name, its rows of a step's `weights`) of a step's tensors."""

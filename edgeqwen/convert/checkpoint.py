@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,6 +85,18 @@ OUTPUT = "lm_head.weight"
 FINAL_NORM = "model.norm.weight"
 OUTPUT_TURN = "model.norm.turn.weight"
 """`[hidden, hidden]`, times what leaves the final norm; only a rotated checkpoint has it."""
+
+StepName: TypeAlias = Literal["qkv", "o", "gate_up", "down"]
+
+STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {
+    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "o": ("self_attn.o_proj.weight",),
+    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "down": ("mlp.down_proj.weight",),
+}
+"""Linear layers of each step of a layer, which multiply one input; in the order in which their outputs stand side by
+side.
+"""
 
 
 def layer_prefix(layer: int) -> str:

@@ -23,13 +23,19 @@ DAMPING: Final = 0.1
 
 
 def corrected(
-    weights: Float32Array, inputs: Float32Array, wanted: Float32Array, missing: Float32Array | None = None
+    weights: Float32Array,
+    inputs: Float32Array,
+    wanted: Float32Array,
+    missing: Float32Array | None = None,
+    *,
+    gram: Float32Array,
 ) -> Float32Array:
     """`weights` `[out, width]` for `inputs` `[tokens, width]` where the model as it is has the `wanted` ones, and what
-    its residual has more, `missing` `[tokens, out]`, where the product is added to the residual.
+    its residual has more, `missing` `[tokens, out]`, where the product is added to the residual. `gram` is the mean
+    outer product of the inputs.
     """
     num_tokens = np.float32(len(inputs))
-    system = inputs.T @ inputs / num_tokens
+    system = gram.copy()
     diagonal = np.einsum("ii->i", system)
     diagonal += np.float32(DAMPING) * diagonal.mean() + np.finfo(np.float32).tiny
     lost = (inputs.T @ (wanted - inputs)) @ weights.T

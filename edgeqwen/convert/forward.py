@@ -20,24 +20,14 @@ import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, StepName, layer_prefix
 from edgeqwen.convert.rope import rotary_tables
 from edgeqwen.core.model import ModelSpec
-
-StepName = Literal["qkv", "o", "gate_up", "down"]
-
-STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {
-    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "o": ("self_attn.o_proj.weight",),
-    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "down": ("mlp.down_proj.weight",),
-}
-"""Linear layers of each step, in the order in which their outputs stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,13 +191,12 @@ def _write_graphs(
     """Stage two: the graphs, which are small; each stage over each type of cache."""
     for stage, form in GRAPH_FORMS[quant].items():
         for scales in (None, kv_scales) if kv_scales else (None,):
-            is_integer = scales is not None and stage == "prefill"
-            builder = GraphBuilder(store, opset=SCATTER_OPSET if is_integer else OPSET)
+            integer = scales if stage == "prefill" else None
+            builder = GraphBuilder(store, opset=OPSET if integer is None else SCATTER_OPSET)
             linears = make_linears(form, builder, stored)
             heads = Heads(builder, checkpoint, linears)
-            attention: Attention = GroupedAttention(heads, scales)
-            if scales is not None and is_integer:
-                attention = Int8Attention(heads, scales)
+            attention: Attention
+            attention = GroupedAttention(heads, scales) if integer is None else Int8Attention(heads, integer)
             DecoderGraph(builder, checkpoint, linears, attention=attention).build()
             builder.save(folder / graph_file(stage, "int8" if scales else "fp32"))
 

@@ -15,7 +15,6 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -46,17 +45,6 @@ class BlockWeights:
     codes: Uint8Array
     scales: Float32Array
     zero_points: Uint8Array | None = None
-
-
-def stacked(pieces: Sequence[BlockWeights]) -> BlockWeights:
-    """Matrices in blocks of one width, one below the other."""
-    zero_points = [piece.zero_points for piece in pieces if piece.zero_points is not None]
-    assert len(zero_points) in {0, len(pieces)}
-    return BlockWeights(
-        np.concatenate([piece.codes for piece in pieces]),
-        np.concatenate([piece.scales for piece in pieces]),
-        np.concatenate(zero_points) if zero_points else None,
-    )
 
 
 Form: TypeAlias = Literal["fp32", "rows8", "blocks4", "blocks8"]

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -26,7 +26,7 @@ from edgeqwen.convert.staging import publish, staging
 from edgeqwen.convert.store import external_range
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Manifest, WeightForm
-from edgeqwen.core.package import MANIFEST, WEIGHTS, Package, open_package, verify_digests
+from edgeqwen.core.package import MANIFEST, WEIGHTS, Package, named_digest, open_package, verify_digests
 from edgeqwen.errors import ModelInvalid
 
 PIECE_BYTES: Final = 1 << 22
@@ -161,9 +161,9 @@ def _write_weights(package: Package, folder: Path, turned: Ranges, progress: Cal
             sink.write(piece)
             done += length
             progress(0.99 * done / size)
-    if _named(before) != package.manifest.digests[WEIGHTS]:
+    if named_digest(before) != package.manifest.digests[WEIGHTS]:
         raise ModelInvalid(f"{package.path / WEIGHTS}: content differs from what {MANIFEST} states; import it again")
-    return _named(after)
+    return named_digest(after)
 
 
 def _pieces(size: int, turned: Ranges) -> Iterator[tuple[int, bool]]:
@@ -188,7 +188,3 @@ def _manifest(old: Manifest, files: Files, *, target: Target, name: str) -> Mani
         digests=files.digests,
         kv_types=default_kv_types(old.quant, form) if len(old.kv_types) > 1 else old.kv_types,
     )
-
-
-def _named(digest: Any) -> str:
-    return f"sha256:{digest.hexdigest()}"

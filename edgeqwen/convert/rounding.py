@@ -15,15 +15,16 @@ from edgeqwen.convert.quantize import BlockWeights, Form, RowWeights
 class MatrixRounder:
     """Rounds matrices `[rows, width]` that multiply the inputs `[tokens, width]`, some rows at a time if need be.
 
-    `shares` `[tokens]` says how much each token's outcome counts; None: all the same.
+    `shares` `[tokens]` says how much each token's outcome counts; None: all the same. `gram` `[width, width]` is the
+    inputs' mean outer product.
     """
 
     def __init__(self, inputs: Float32Array, block_size: int, *, shares: Float32Array | None = None) -> None:
         if shares is not None:
             inputs = inputs * np.sqrt(shares)[:, None]
-        hessian = (inputs.T @ inputs / np.float32(len(inputs))).astype(np.float64)
-        self._importance = np.diagonal(hessian).astype(np.float32)
-        self._rounder = Rounder(hessian)
+        self.gram: Float32Array = inputs.T @ inputs / np.float32(len(inputs))
+        self._importance = np.diagonal(self.gram)
+        self._rounder = Rounder(self.gram.astype(np.float64))
         self.block_size = block_size
 
     def round(self, weights: Float32Array, form: Form) -> RowWeights | BlockWeights:

@@ -24,7 +24,6 @@ from edgeqwen.convert.quantize import (
     block_size_for,
     quantize_blocks,
     quantize_rows,
-    stacked,
     widen_codes,
 )
 from edgeqwen.convert.rounding import MatrixRounder
@@ -102,7 +101,7 @@ class WeightWriter:
         output = self.stored.output
         rows, columns = self._checkpoint.tensors[output].shape
         if rounder is None:
-            self.stored.coarse_output = self._write_streamed(output, bits=4, preferred=MATRIX_BLOCK, label=COARSE)
+            self.stored.coarse_output = self._write_streamed(output, bits=4, preferred=MATRIX_BLOCK, is_coarse=True)
             self.stored.fine_rows = FINE_ROWS
             return
         pieces = (rounder.round_blocks(self._checkpoint.read(output, *bounds), 4) for bounds in row_ranges(rows))
@@ -120,7 +119,7 @@ class WeightWriter:
         else:
             bits: Bits = 4 if form == "blocks4" else 8
             _, pieces = self._rounded(tensor, bits=bits, preferred=LAYER_BLOCK)
-            self._block_writer.add(tensor, stacked(list(pieces)), bits)
+            self._block_writer.add(tensor, list(pieces), bits)
 
     def write_quantized(self, quantized: QuantizedTensor) -> None:
         """One layer: rows as codes `[in, out]` (the layout that the kernel packs) and scales `[out]`, or blocks."""
@@ -131,18 +130,19 @@ class WeightWriter:
             self.stored.rows[tensor] = StoredRows(self._store.add(f"{tensor}.rows.codes", kept), weights.scales)
         else:
             bits: Bits = 4 if quantized.form == "blocks4" else 8
-            self._block_writer.add(tensor, weights, bits)
+            self._block_writer.add(tensor, [weights], bits)
 
     def _write_plain(self, tensor: str) -> None:
         shape = self._checkpoint.tensors[tensor].shape
         pieces = (self._checkpoint.read(tensor, *bounds) for bounds in row_ranges(shape[0]))
         self._store.stream(tensor, pieces, dtype=np.dtype(np.float32), shape=shape)
 
-    def _write_streamed(self, tensor: str, *, bits: Bits, preferred: int, label: str = "") -> StoredBlocks:
+    def _write_streamed(self, tensor: str, *, bits: Bits, preferred: int, is_coarse: bool = False) -> StoredBlocks:
         """Blocks of a matrix, some rows at a time."""
         rows, columns = self._checkpoint.tensors[tensor].shape
-        size, pieces = self._rounded(tensor, bits=bits, preferred=preferred, is_coarse=bool(label))
-        return self._block_writer.stream(tensor + label, pieces, bits=bits, size=size, shape=(rows, columns))
+        size, pieces = self._rounded(tensor, bits=bits, preferred=preferred, is_coarse=is_coarse)
+        name = tensor + COARSE if is_coarse else tensor
+        return self._block_writer.stream(name, pieces, bits=bits, size=size, shape=(rows, columns))
 
     def _rounded(
         self, tensor: str, *, bits: Bits, preferred: int, is_coarse: bool = False

@@ -119,10 +119,15 @@ def listed_eos(generation_config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(token for token in listed if type(token) is int)
 
 
+def named_digest(digest: Any) -> str:
+    """A hash of hashlib's sha256 as a manifest states it."""
+    return f"sha256:{digest.hexdigest()}"
+
+
 def file_digest(path: Path) -> str:
     """Digest of a file as a manifest states it."""
     with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return named_digest(hashlib.file_digest(file, "sha256"))
 
 
 def verify_digests(package: Package, *, with_weights: bool = True) -> None:

@@ -104,14 +104,12 @@ class BatchGraph:
         self._max_position = max_position
 
     def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
-        most = self._capacity - max(self._padded_len(chunk) for chunk in chunks)
+        last_start = self._capacity - max(self._padded_len(chunk) for chunk in chunks)
         place = 0
-        for is_near_end, found in groupby(chunks, lambda chunk: chunk.start > most):
-            run = list(found)
-            for part in ([chunk] for chunk in run) if is_near_end else (run,):
-                stop = place + sum(chunk.num_logits for chunk in part)
-                self._run(part, logits[place:stop])
-                place = stop
+        for part in _parts(chunks, last_start):
+            stop = place + sum(chunk.num_logits for chunk in part)
+            self._run(part, logits[place:stop])
+            place = stop
 
     def _run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
         first = chunks[0].slot
@@ -153,6 +151,15 @@ class BatchGraph:
         count = len(chunk.ids)
         is_padded = self._pads_to_even and chunk.stop < self._max_position
         return count + count % 2 if is_padded else count
+
+
+def _parts(chunks: Sequence[Chunk], last_start: int) -> Iterator[Sequence[Chunk]]:
+    """Chunks in order: neighbours that start no later than `last_start` together, every other one alone."""
+    for is_later, found in groupby(chunks, lambda chunk: chunk.start > last_start):
+        if is_later:
+            yield from ([chunk] for chunk in found)
+        else:
+            yield list(found)
 
 
 class ChunkGraph:

@@ -29,8 +29,8 @@ class ChunkSizer:
         self._shared_s = shared_s
         self._alone_s = alone_s
         self._token_s: float | None = None
-        for num_rows, duration_s in row_costs[-1:]:
-            self.observe(num_rows, duration_s)
+        if row_costs:
+            self.observe(*row_costs[-1])
 
     def size(self, *, is_shared: bool) -> int:
         """Tokens for the next chunk: a multiple of 16 where `max_chunk` allows."""
