@@ -22,6 +22,7 @@ MOST_CPU = 0.01
 MOST_SLEEPS_A_S = 10
 """Of all threads together: a peer that is not read from is looked after four times a second."""
 
+OTHERS = (b'{"op":"health"}\n', b'{"op":', b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
 UNREAD = b'{"op":"chat","id":1,"prompt":"hi","max_tokens":1500,"ignore_eos":true,"stream":true}\n'
 
 
@@ -58,11 +59,10 @@ def connected(daemon: DaemonProcess, *requests: bytes) -> Iterator[None]:
 
 @pytest.mark.parametrize("quant", ["int8", "hybrid"])
 def test_daemon_with_four_open_connections_is_quiet_as_soon_as_its_last_answer_is_over(quant: Quant) -> None:
-    connections = (b'{"op":"health"}\n', b'{"op":', b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", UNREAD)
     with running_daemon("onnx", "--threads", "3", model=tiny_package(quant=quant)) as daemon:
         with daemon.client() as client:
             client.request("chat", prompt="hi", max_tokens=1, ignore_eos=True)  # the model is loaded
-        with connected(daemon, *connections), daemon.client() as client:
+        with connected(daemon, *OTHERS, UNREAD), daemon.client() as client:
             client.request("chat", prompt="hi", max_tokens=20, ignore_eos=True)
             daemon.wait_for(running=0, conns=6)
             assert_quiet(watch(daemon))
@@ -88,11 +88,10 @@ def test_threads_that_compute_do_not_keep_themselves_awake_between_answers() -> 
 
 
 def test_slow_stream_costs_by_its_steps_and_nothing_in_between() -> None:
-    others = (b'{"op":"health"}\n', b'{"op":', b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     no_guesses = {"EDGEQWEN_ENGINE_SPECULATION": "false"}
     with (
         running_daemon(script_of("a" * 2000, step_s=0.05), environ=no_guesses) as daemon,
-        connected(daemon, UNREAD, *others),
+        connected(daemon, UNREAD, *OTHERS),
     ):
         first = daemon.wait_for(running=1)["totals"]["tokens"]
         work = watch(daemon)

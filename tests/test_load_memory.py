@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
+from edgeqwen.convert.store import external_range
 from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import Quant
 from tests.daemons import HANG_GUARD_S, running_daemon
@@ -43,7 +44,7 @@ def weights_of(path: Path) -> Weights:
             readers.setdefault(name, set()).add(node.op_type)
     multiplied = looked_up = 0
     for tensor in graph.initializer:
-        size = sum(int(entry.value) for entry in tensor.external_data if entry.key == "length")
+        _, size = external_range(tensor) or (0, 0)
         if readers[tensor.name] <= GATHERS:
             looked_up += size
         else:

@@ -15,6 +15,7 @@ from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.errors import ModelInvalid, RuntimeFailed
+from edgeqwen.metrics import resident_bytes
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.runtime.session import open_session, session_options
 from tests.models import Array, all_logits, needs_row_invariance, scratch, tiny_package, tiny_runtime
@@ -159,15 +160,15 @@ def test_no_logits_are_computed_when_none_are_asked_for(runtime: OnnxRuntime) ->
 
 def test_a_released_slot_gives_its_memory_back() -> None:
     runtime = tiny_runtime(tiny_package("qwen3", "fp32"), num_slots=2, capacity=2048)
-    before = _resident_bytes()
+    before = resident_bytes()
     ids = tuple(sequences(runtime.spec.vocab_size)[0] * 22)
     for start in range(0, len(ids), 256):
         runtime.step(Batch((Chunk(0, start, ids[start : start + 256], 0),)))
     held = len(ids) * runtime.spec.kv_bytes_per_token
-    full = _resident_bytes()
+    full = resident_bytes()
     runtime.release(0)
     assert full - before >= held * 0.9
-    assert full - _resident_bytes() >= held * 0.9
+    assert full - resident_bytes() >= held * 0.9
 
 
 def test_a_failing_step_is_a_runtime_error_and_the_runtime_goes_on(runtime: OnnxRuntime, alone: list[Array]) -> None:
@@ -216,10 +217,6 @@ def test_a_manifest_of_another_shape_than_the_graph_is_refused_before_it_runs(ch
     other = type(package)(package.path, msgspec.structs.replace(package.manifest, spec=spec), {})
     with pytest.raises(ModelInvalid, match=r"model\.json"):
         OnnxRuntime.load(other, OnnxOptions(num_threads=1))
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.parametrize("error", [MemoryError("std::bad_alloc"), RuntimeError("[ONNXRuntimeError] : std::bad_alloc")])

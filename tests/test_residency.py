@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeqwen.cpu.residency import SMAPS, Mapping, forget_pages, read_mappings, trim_heap
+from tests.processes import anonymous_bytes
 
 NUM_BYTES = 1 << 20
 
@@ -79,13 +80,9 @@ def test_other_files_stay_where_they_are(file: Path, tmp_path: Path) -> None:
 
 
 def test_trimming_the_heap_gives_freed_memory_back() -> None:
-    def anonymous_bytes() -> int:
-        text = Path("/proc/self/status").read_text()
-        return 1024 * int(re.search(r"^RssAnon:\s+(\d+)", text, re.MULTILINE)[1])  # type: ignore[index]
-
     kept = [bytes(1000) for _ in range(100_000)]
     kept = kept[::1000]  # what is freed lies between what is not
-    before = anonymous_bytes()
+    before = anonymous_bytes(os.getpid())
     trim_heap()
     assert len(kept) == 100
-    assert anonymous_bytes() < before - 50_000_000
+    assert anonymous_bytes(os.getpid()) < before - 50_000_000
