@@ -1,8 +1,8 @@
 """What a daemon serves: its options, and the opening and loading of the model that they name.
 
 Opening reads what concerns text, before anything is promised to anybody. Large weights are loaded meanwhile, in a
-thread of their own: both take their time in native code, and a second processor would be idle. Whether that went well is told
-where the runtime is asked for, on the engine thread.
+thread of their own: both take their time in native code, and a second processor would be idle. Whether that went well
+is told where the runtime is asked for, on the engine thread.
 """
 
 from __future__ import annotations
