@@ -1,0 +1,317 @@
+"""The folder of the blocks of one model on disk: one file each, of a bounded size together and of a bounded rate.
+
+    root/0f3c.../                16 digits of the digest of the fingerprint
+        lock                     see `claimed_folder`
+        written.json             what was written today, see `write_budget`
+        unfinished.tmp           the one block being written; renamed when it is whole
+        5d41402a....kv           a block, see `block_file`
+
+Nothing is synced: the files are a cache, and what a power cut leaves of them is told by their checksums. Reading
+goes by read(2), not by a mapping: an error of the card is then an error of one call and not a SIGBUS.
+
+Only names of these patterns are ever touched. What stands at one of them and cannot be believed is removed and is a
+miss; what else there may be in the folder was put there by somebody and stays.
+
+Single-threaded: `open` may run in another thread than the rest, but nothing at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from edgeqwen.errors import CannotWrite
+from edgeqwen.kvcache.block_file import (
+    MAX_START_BYTES,
+    BlockDamaged,
+    BlockHead,
+    BlockStart,
+    Buffer,
+    check_data,
+    decode_start,
+    encode,
+    file_bytes,
+)
+from edgeqwen.kvcache.claimed_folder import LOCK_FILE, claim, claimed
+from edgeqwen.kvcache.write_budget import FILE_NAME as BUDGET_FILE
+from edgeqwen.kvcache.write_budget import WriteBudget
+
+UNFINISHED: Final = "unfinished.tmp"
+_BLOCK_FILE: Final = re.compile(r"([0-9a-f]{32})\.kv", re.ASCII)
+_FOLDER: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""A symbolic link at a block's name is not followed, and a pipe does not make anybody wait."""
+
+_DAMAGE: Final = {errno.EIO, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EUCLEAN, errno.ENODATA}
+"""Errors of the file itself; others (too many open files, no memory) say nothing about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A block found on disk: `num_file_bytes` is the size of its file, `modified_ns` when it was last of use, in
+    nanoseconds since the epoch.
+    """
+
+    head: BlockHead
+    num_file_bytes: int
+    modified_ns: int
+
+
+class BlockFolder:
+    """Reads, writes and counts the blocks of one model. Only one of all daemons has the folder of a model open."""
+
+    def __init__(self, path: Path, fingerprint: str, max_bytes: int, budget: WriteBudget, fds: tuple[int, int]) -> None:
+        """For `open` alone; `fds` are the folder and its lock."""
+        self.path = path
+        self.fingerprint = fingerprint
+        self.max_bytes = max_bytes
+        self.num_damaged = 0
+        self._budget = budget
+        self._fds = fds
+        self._folder_fd = fds[0]
+        self._sizes = dict(_inventory(self._folder_fd))
+        self._num_bytes = sum(self._sizes.values())
+
+    @classmethod
+    def open(
+        cls, root: Path, *, fingerprint: str, max_bytes: int, daily_bytes: int, today: Callable[[], int]
+    ) -> BlockFolder:
+        """Open the folder of `fingerprint` below `root`, or make it; blocks of other models that no daemon has open are
+        removed. `max_bytes` bounds the files together, `daily_bytes` what is written in a day (all of `root`'s
+        models that follow each other count as one); `today` numbers the days.
+
+        Raises `CannotWrite` if the folder cannot be made, written or locked, or is in use.
+        """
+        path = root / blake2b(fingerprint.encode(), digest_size=8).hexdigest()
+        with contextlib.ExitStack() as undo, _errors_of(path):
+            fds = claim(path)
+            for fd in fds:
+                undo.callback(os.close, fd)
+            budget = WriteBudget(fds[0], daily_bytes, today)
+            undo.callback(budget.close)
+            _remove_unfinished(fds[0])
+            _remove_others(path, budget)
+            folder = cls(path, fingerprint, max_bytes, budget, fds)
+            undo.pop_all()
+        return folder
+
+    def close(self) -> None:
+        """Give the folder back; nothing else may be called afterwards."""
+        self._budget.close()
+        for fd in self._fds:
+            os.close(fd)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the files of all blocks have together."""
+        return self._num_bytes
+
+    @property
+    def num_files(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def written_today_bytes(self) -> int:
+        return self._budget.written_bytes
+
+    @property
+    def left_today_bytes(self) -> int:
+        """Bytes that may still be written today."""
+        return self._budget.left_bytes
+
+    def excess_bytes(self, head: BlockHead) -> int:
+        """Bytes of other blocks that have to be removed before this one fits; 0 if it does."""
+        return max(0, self._num_bytes + file_bytes(head) - self.max_bytes)
+
+    def scan(self) -> list[Found]:
+        """All blocks, the longest unused first. Only heads are read; files whose head is damaged or another model's are
+        removed.
+        """
+        found = [block for name in list(self._sizes) if (block := self._examine(name)) is not None]
+        return sorted(found, key=lambda block: (block.modified_ns, block.head.start, block.head.name))
+
+    def read(self, name: str) -> bytearray | None:
+        """The data of the block `name`; None if it is not there or not to be believed, and then it is removed."""
+        with self._believing(name), _opened(self._folder_fd, name) as fd:
+            start, _ = self._read_start(fd, name)
+            data = bytearray(start.head.num_bytes)
+            _read_into(fd, data, start.data_offset)
+            check_data(start, data)
+            return data
+        return None
+
+    def write(self, head: BlockHead, data: Buffer) -> bool:
+        """Keep a block; one that is there already is touched only. False if today's budget or `max_bytes` does not
+        allow it: see `left_today_bytes` and `excess_bytes`.
+
+        Raises `CannotWrite` if the disk is full, read-only or broken. Nothing half-written stays then; but the budget
+        is charged, because part of it may have reached the device.
+        """
+        assert head.fingerprint == self.fingerprint, "a block of another model"
+        if head.name in self._sizes and self.touch(head.name):
+            return True
+        start, view = encode(head, data)
+        num_file_bytes = len(start) + len(view)
+        if self._num_bytes + num_file_bytes > self.max_bytes:
+            return False
+        with _errors_of(self.path):
+            if not self._budget.spend(num_file_bytes):
+                return False
+            _write_whole(self._folder_fd, head.name, start, view)
+        self._sizes[head.name] = num_file_bytes
+        self._num_bytes += num_file_bytes
+        return True
+
+    def remove(self, name: str) -> None:
+        """Remove the block `name` if it is there. Raises `CannotWrite` if it cannot be removed."""
+        with _errors_of(self.path), contextlib.suppress(FileNotFoundError):
+            os.unlink(_file_name(name), dir_fd=self._folder_fd)
+        self._forget(name)
+
+    def touch(self, name: str) -> bool:
+        """Note that the block `name` was of use just now, as far as that can be written; False if it is gone."""
+        try:
+            os.utime(_file_name(name), dir_fd=self._folder_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            self._forget(name)
+            return False
+        except OSError:
+            pass
+        return True
+
+    def check(self) -> None:
+        """Assert that the accounts agree with each other and with the disk."""
+        assert self._num_bytes == sum(self._sizes.values()), f"{self._num_bytes} bytes of {sum(self._sizes.values())}"
+        assert self._sizes == dict(_inventory(self._folder_fd)), "the folder holds other files than those accounted for"
+
+    def _examine(self, name: str) -> Found | None:
+        with self._believing(name), _opened(self._folder_fd, name) as fd:
+            start, status = self._read_start(fd, name)
+            return Found(start.head, status.st_size, status.st_mtime_ns)
+        return None
+
+    def _read_start(self, fd: int, name: str) -> tuple[BlockStart, os.stat_result]:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise BlockDamaged("not a file")
+        start = decode_start(os.pread(fd, MAX_START_BYTES, 0), status.st_size)
+        if start.head.name != name or start.head.fingerprint != self.fingerprint:
+            raise BlockDamaged("another block")
+        return start, status
+
+    @contextlib.contextmanager
+    def _believing(self, name: str) -> Iterator[None]:
+        """Make a miss of whatever goes wrong with the file of a block; remove it if that is its own fault."""
+        try:
+            yield
+        except FileNotFoundError:
+            self._forget(name)
+        except BlockDamaged:
+            self._remove_damaged(name)
+        except OSError as error:
+            if error.errno in _DAMAGE:
+                self._remove_damaged(name)
+
+    def _remove_damaged(self, name: str) -> None:
+        self.num_damaged += 1
+        with contextlib.suppress(CannotWrite):
+            self.remove(name)
+
+    def _forget(self, name: str) -> None:
+        self._num_bytes -= self._sizes.pop(name, 0)
+
+
+def _file_name(name: str) -> str:
+    file_name = f"{name}.kv"
+    assert _BLOCK_FILE.fullmatch(file_name), f"{name!r} is no block's name"
+    return file_name
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CannotWrite(f"{path}: cannot keep the KV cache there: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _opened(folder_fd: int, name: str) -> Iterator[int]:
+    fd = os.open(_file_name(name), _READ_FLAGS, dir_fd=folder_fd)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_into(fd: int, data: bytearray, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        num_read = os.preadv(fd, [view], offset)
+        if num_read == 0:
+            raise BlockDamaged("cut off while it was read")
+        view = view[num_read:]
+        offset += num_read
+
+
+def _write_whole(folder_fd: int, name: str, start: bytes, data: memoryview) -> None:
+    """Write a file under a temporary name and give it its own; without a trace if that fails."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(UNFINISHED, flags, 0o600, dir_fd=folder_fd)
+        try:
+            for piece in (memoryview(start), data):
+                view = piece
+                while view:
+                    view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
+        os.rename(UNFINISHED, _file_name(name), src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+    except BaseException:
+        _remove_unfinished(folder_fd)
+        raise
+
+
+def _remove_unfinished(folder_fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(UNFINISHED, dir_fd=folder_fd)
+
+
+def _inventory(folder_fd: int) -> Iterator[tuple[str, int]]:
+    """Names of blocks with the sizes of what stands there; folders are nobody's blocks."""
+    with os.scandir(folder_fd) as entries:
+        for entry in entries:
+            match = _BLOCK_FILE.fullmatch(entry.name)
+            if match and not entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(FileNotFoundError):
+                    yield match[1], entry.stat(follow_symlinks=False).st_size
+
+
+def _remove_others(path: Path, budget: WriteBudget) -> None:
+    """Remove the folders of other models beside `path`, as far as no daemon has them and they can be removed."""
+    with os.scandir(path.parent) as entries:
+        others = [entry.name for entry in entries if _FOLDER.fullmatch(entry.name) and entry.name != path.name]
+    for name in others:
+        with contextlib.suppress(OSError), claimed(path.parent / name) as folder_fd:
+            if folder_fd is not None:
+                budget.take_over(folder_fd)
+                _empty(folder_fd)
+                (path.parent / name).rmdir()
+
+
+def _empty(folder_fd: int) -> None:
+    """Remove all that is ours from a folder, the lock last: until then nobody may believe it free."""
+    _remove_unfinished(folder_fd)
+    for block, _ in list(_inventory(folder_fd)):
+        os.unlink(f"{block}.kv", dir_fd=folder_fd)
+    for name in (BUDGET_FILE, LOCK_FILE):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder_fd)
