@@ -245,6 +245,19 @@ def test_different_blocks_have_different_names(
     assert block_name(*one) != block_name(*other)
 
 
+def test_each_part_of_a_block_changes_its_name() -> None:
+    parts: list[tuple[str, str, tuple[int, ...], str]] = [
+        ("", "uid:1000", (1, 2), "tiny"),
+        (PARENT, "uid:1000", (1, 2), "tiny"),
+        (PARENT[::-1], "uid:1000", (1, 2), "tiny"),
+        ("", "uid:1001", (1, 2), "tiny"),
+        ("", "uid:1000", (2, 1), "tiny"),
+        ("", "uid:1000", (1, 2, 0), "tiny"),
+        ("", "uid:1000", (1, 2), "tinz"),
+    ]
+    assert len({block_name(*each) for each in parts}) == len(parts)
+
+
 def test_moving_bytes_between_the_parts_of_a_name_changes_it() -> None:
     assert len({block_name("", owner, (1,), text) for owner, text in [("ab", ""), ("a", "b"), ("", "ab")]}) == 3
     word = struct.pack("=I", 0x61616161).decode()

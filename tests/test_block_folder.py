@@ -228,6 +228,20 @@ def test_a_file_that_cannot_be_believed_is_a_miss_and_is_removed(
     folder.close()
 
 
+def test_a_block_of_another_model_is_not_believed_under_its_own_name_either(
+    tmp_path: Path, folder: BlockFolder
+) -> None:
+    head, data = block(1, fingerprint="another model")
+    other = open_folder(tmp_path / "other", "another model")
+    assert other.write(head, data)
+    for _ in range(2):
+        shutil.copy(path_of(other, head), path_of(folder, head))
+        assert folder.read(head.name) is None
+        assert not path_of(folder, head).exists()
+    other.close()
+    assert folder.num_damaged == 2
+
+
 def test_what_a_link_points_to_is_neither_read_nor_removed(tmp_path: Path, folder: BlockFolder) -> None:
     head, data = block(1)
     assert folder.write(head, data)

@@ -123,7 +123,7 @@ def decode_start(start: Buffer, num_file_bytes: int) -> BlockStart:
     if magic != MAGIC or version != VERSION:
         raise BlockDamaged("not a block of this version")
     data_offset = _PREFIX.size + num_head_bytes
-    if num_head_bytes > MAX_HEAD_BYTES or data_offset > len(start):
+    if data_offset > len(start):
         raise BlockDamaged("cut off in its head")
     view = memoryview(start)
     packed = view[_PREFIX.size : data_offset]
