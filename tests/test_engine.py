@@ -181,7 +181,7 @@ async def test_choices_share_the_computed_prompt_and_answer_as_one_alone_would()
     """The scripted runtime's tokens follow from all tokens before them, so a wrong copy would show."""
     async with running() as rig:
         prompt = "word " * 40
-        done, alone = await rig.run(prompt=prompt, max_tokens=12, temperature=0)
+        done, alone = await rig.run(prompt=prompt, max_tokens=12, temperature=0, cache=False)
         num_prompt = done.usage.prompt
         num_batches = len(rig.runtime.batches)
         _, three = await rig.run(prompt=prompt, max_tokens=12, temperature=0, n=3)
@@ -555,7 +555,8 @@ async def test_a_hundred_random_requests_each_end_exactly_once() -> None:
         engine._scheduler.check()
         assert engine._scheduler.is_idle
         stats = rig.inference.stats()
-        assert (stats.running, stats.queued, stats.kv_bytes) == (0, 0, 0)
+        assert (stats.running, stats.queued, stats.kv["reserved_bytes"]) == (0, 0, 0)
+        assert stats.kv_bytes == stats.kv["block_bytes"]
         assert stats.totals["requests"] == len(listeners)
     assert len(listeners) + len(refused) == 100
     assert set(refused) <= {"busy", "quota"}

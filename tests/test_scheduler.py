@@ -14,8 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.core.step import Chunk, RuntimeSpec
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.kvcache import Block, BlockStore
 from edgeqwen.scheduler import (
     Admission,
+    Begun,
+    Fetch,
     Outcome,
     RequestFailed,
     Scheduler,
@@ -30,6 +33,7 @@ from edgeqwen.scheduler.sequence import TRANSITIONS, State
 from edgeqwen.scheduler.sequence import Sequence as Seq
 
 EOS = 9
+CAPACITY = 96
 
 
 def make(
@@ -40,6 +44,8 @@ def make(
 
 
 def request(rid: str = "a", *, prompt_len: int = 4, max_tokens: int = 8, owner: str = "o", **given: Any) -> Request:
+    """Nothing of it is kept unless that is asked for: most tests here are of scheduling alone."""
+    given.setdefault("may_cache", False)
     return Request(rid, owner, tuple(range(10, 10 + prompt_len)), SamplingParams(), max_tokens, **given)
 
 
@@ -81,7 +87,7 @@ def test_a_request_is_prefilled_then_decoded_until_its_budget_ends() -> None:
     scheduler = make()
     assert scheduler.submit(request(max_tokens=3)) == 0
     plan = launch(scheduler)
-    assert plan == StepPlan(plan.batch, (("a", 0),), is_prefill=True)
+    assert plan == StepPlan(plan.batch, (("a", 0),), is_prefill=True, begun=(Begun("a", 0),))
     assert plan.batch.chunks == (Chunk(0, 0, (10, 11, 12, 13), num_logits=1),)
     assert finish_step(scheduler, plan, 5) == [TokenDrawn("a", 0, 0, 5, is_end=False)]
     plan = launch(scheduler)
@@ -367,7 +373,7 @@ def test_a_failed_row_ends_its_request_alone() -> None:
 def test_illegal_transitions_raise_before_anything_changes() -> None:
     for state, allowed in TRANSITIONS.items():
         for other in State:
-            sequence = Seq(request(), 0, state)
+            sequence = Seq(request(), 0, state=state)
             if other in allowed:
                 sequence.enter(other)
                 assert sequence.state is other
@@ -401,25 +407,46 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = make(num_slots=3, capacity=96, max_chunk=20, queue=5, per_owner=4)
+        spec = RuntimeSpec(3, CAPACITY, 100, 100, 1, 20)
+        self.store = BlockStore(budget_bytes=300, token_bytes=1, capacity=CAPACITY, disk_limit_bytes=200)
+        self.scheduler = Scheduler(
+            spec, admission=Admission(queue=5, per_owner=4), eos_token_ids=(EOS,), store=self.store, write_delay_s=2.0
+        )
+        self.files: dict[Block, tuple[int, ...]] = {}
+        self.fetches: list[Fetch] = []
+        self.num_loaded = 0
         self.now = 0.0
         self.num = 0
         self.requests: dict[str, Request] = {}
         self.plan: StepPlan | None = None
         self.held: dict[int, list[int]] = {}
+        self.saved: tuple[tuple[int, ...], ...] = ()
         self.drawn: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: Counter[tuple[str, int]] = Counter()
         self.failed: set[str] = set()
         self.num_guessed = 0
 
     @rule(
-        prompt_len=st.integers(1, 60),
+        prompt_len=st.integers(1, 84),
         max_tokens=st.integers(1, 12),
         n=st.integers(1, 3),
         deadline_s=st.one_of(st.just(float("inf")), st.integers(1, 20)),
         owner=st.sampled_from("xy"),
+        priority=st.integers(-1, 1),
+        may_cache=st.booleans(),
+        is_lasting=st.booleans(),
     )
-    def submit(self, prompt_len: int, max_tokens: int, n: int, deadline_s: float, owner: str) -> None:
+    def submit(
+        self,
+        prompt_len: int,
+        max_tokens: int,
+        n: int,
+        deadline_s: float,
+        owner: str,
+        priority: int,
+        may_cache: bool,
+        is_lasting: bool,
+    ) -> None:
         self.num += 1
         new = request(
             f"r{self.num}",
@@ -428,6 +455,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             n=n,
             deadline_at=self.now + deadline_s,
             owner=owner,
+            priority=priority,
+            may_cache=may_cache,
+            is_lasting=is_lasting,
         )
         num_of_owner = sum(self.requests[rid].owner == owner for rid in self.live())
         if num_of_owner == 4 or self.scheduler.num_queued == 5:
@@ -444,9 +474,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.plan = self.scheduler.plan(self.now)
         for slot in self.scheduler.take_releases():
             self.held.pop(slot, None)
+        self.fetches += self.scheduler.take_fetches()
         if self.plan is None:
-            assert not self.live(), "something lives and nothing is planned"
+            is_waiting_for_disk = self.fetches or self.store.is_writing
+            assert not self.live() or is_waiting_for_disk, "something lives and nothing is planned"
             return
+        self.saved = tuple(tuple(self.held[save.slot][save.start : save.stop]) for save in self.plan.saves)
+        assert all(len(data) == save.stop - save.start for data, save in zip(self.saved, self.plan.saves, strict=True))
+        for load in self.plan.loads:
+            tokens = self.held.setdefault(load.slot, [])
+            assert len(tokens) == load.start, "loads fill a slot from its beginning, without a gap"
+            tokens += load.data[: load.stop - load.start]
+            self.num_loaded += load.stop - load.start
         slots = [chunk.slot for chunk in self.plan.batch.chunks]
         assert slots == sorted(set(slots))
         if (copy := self.plan.copy) is not None:
@@ -454,11 +493,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not self.held.get(copy.dst), "only an empty slot is copied to"
             assert len(self.held[copy.src]) >= copy.length
             self.held[copy.dst] = self.held[copy.src][: copy.length]
-        for chunk, (rid, choice) in zip(self.plan.batch.chunks, self.plan.sequences, strict=True):
+        assert len(self.plan.batch.chunks) == len(self.plan.sequences) or not self.plan.batch.chunks
+        for chunk, (rid, choice) in zip(self.plan.batch.chunks, self.plan.sequences, strict=False):
             tokens = self.held.setdefault(chunk.slot, [])
             assert chunk.start == len(tokens), "every token exactly once, in order, and the slot was empty at first"
             assert len(chunk.ids) <= 20
             tokens += chunk.ids
+            if not rid:
+                assert tokens == list(range(10, 10 + len(tokens)))
+                assert not chunk.num_logits
+                continue
             whole = [*self.requests[rid].prompt_ids, *self.drawn[rid, choice]]
             guesses = tokens[len(whole) :]
             assert tokens == [*whole, *guesses][: len(tokens)], "the slot holds this sequence and no other"
@@ -481,7 +525,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.plan is not None
         plan, self.plan = self.plan, None
         if fails:
-            live = {rid for rid, choice in plan.sequences if not self.ended[rid, choice] and rid not in self.failed}
+            live = {rid for rid, choice in plan.sequences if rid in self.live() and not self.ended[rid, choice]}
             events = self.scheduler.fail(plan, RuntimeFailed("boom"), now=self.now)
             assert {event.rid for event in events} == live
             self.take(events)
@@ -491,15 +535,18 @@ class SchedulerMachine(RuleBasedStateMachine):
             last = RuntimeFailed("nan") if i == bad_row else tokens[i]
             right = chunk.ids[1 : chunk.num_logits][:num_right]
             outcomes.append([*right, last] if chunk.num_logits else [])
-        for number, events in enumerate(self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now), 1):
+        rounds = self.scheduler.commit(plan, outcomes, duration_s=0.05, now=self.now, saved=self.saved)
+        for number, events in enumerate(rounds, 1):
             self.take(events)
             self.scheduler.check()
             if number == cancel_after:
                 self.take(self.scheduler.cancel(plan.sequences[0][0], now=self.now))
-        for chunk, (rid, choice) in zip(plan.batch.chunks, plan.sequences, strict=True):
-            drawn = self.drawn[rid, choice]
-            if drawn:  # what is behind the last but one is wrong guesses, or the end
-                del self.held[chunk.slot][len(self.requests[rid].prompt_ids) + len(drawn) - 1 :]
+        for chunk, (rid, choice) in zip(plan.batch.chunks, plan.sequences, strict=False):
+            if not rid:
+                continue
+            if not plan.is_prefill and chunk.slot in self.held:  # what is behind the last but one is wrong guesses
+                num_sure = len(self.requests[rid].prompt_ids) + len(self.drawn[rid, choice]) - 1
+                del self.held[chunk.slot][max(num_sure, chunk.start + 1) :]
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -516,6 +563,39 @@ class SchedulerMachine(RuleBasedStateMachine):
     def stop(self, data: st.DataObject) -> None:
         rid, choice = data.draw(st.sampled_from(sorted(self.drawn)))
         self.take(self.scheduler.stop(rid, choice, now=self.now))
+
+    @rule(prompt_len=st.integers(1, CAPACITY), key=st.sampled_from("kl"), owner=st.sampled_from("xy"))
+    def want(self, prompt_len: int, key: str, owner: str) -> None:
+        wish = request("", prompt_len=prompt_len, max_tokens=0, owner=owner, may_cache=True, is_lasting=True)
+        self.scheduler.want(key, wish)
+
+    @rule(key=st.sampled_from("kl"))
+    def forget(self, key: str) -> None:
+        self.scheduler.forget(key)
+
+    @rule(works=st.booleans())
+    def write(self, works: bool) -> None:
+        """The disk thread writes a block, or cannot."""
+        block = self.store.next_write(self.now)
+        if block is None:
+            return
+        for old in self.store.surplus(block.num_bytes):
+            self.store.unstore(old)
+            del self.files[old]
+        works = works and self.store.disk_bytes + block.num_bytes <= self.store.disk_limit_bytes
+        if works:
+            assert block.data is not None
+            self.files[block] = tuple(block.data)
+        assert self.store.written(block, is_stored=works)
+
+    @precondition(lambda self: self.fetches)
+    @rule(is_damaged=st.integers(0, 9).map(lambda number: number == 9))
+    def fetch(self, is_damaged: bool) -> None:
+        fetch = self.fetches.pop()
+        data = [None if is_damaged else self.files[block] for block in fetch.blocks]
+        useless = self.scheduler.fetched(fetch, data)
+        for block in (*useless, *(fetch.blocks if is_damaged else ())):
+            self.files.pop(block, None)
 
     @rule(seconds=st.integers(1, 5))
     def pass_time(self, seconds: int) -> None:
@@ -551,11 +631,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, everything ends by itself and every slot comes back."""
-        for _ in range(1000):
+        for _ in range(2000):
+            while self.fetches:
+                self.fetch(is_damaged=False)
+            self.write(works=True)
             if self.plan is not None:
                 self.land([1, 2, 3], 12, 12, fails=False, cancel_after=0)
             self.start_step()
-            if self.plan is None:
+            if self.plan is None and not self.store.is_writing and not self.fetches:
                 break
         assert not self.live()
         assert self.scheduler.is_idle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from edgeqwen.errors import EdgeqwenError
 
@@ -11,6 +12,8 @@ FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline"]
 Channel: TypeAlias = Literal["content", "reasoning"]
 
 GREEDY_BELOW = 1e-5
+
+PRIORITIES: Final[Mapping[str, int]] = {"low": -1, "normal": 0, "high": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,8 @@ class Request:
     `owner` is who asked (a uid as text, or `tcp`). `splits_reasoning` and `starts_in_reasoning` say whether the thought
     is told from the content and in which of the two the first generated token stands. `deadline_at` is on the engine's
     clock (seconds). `logprobs` is None when not wanted, else the number of alternatives (0 to 20). `may_speculate`
-    allows guesses.
+    allows guesses. `may_cache`: known keys and values are used, and those computed are kept; `is_lasting`: on disk too.
+    A request of 0 `max_tokens` is one of the engine's own, to have its prompt computed.
     """
 
     rid: str
@@ -58,6 +62,9 @@ class Request:
     splits_reasoning: bool = False
     starts_in_reasoning: bool = False
     may_speculate: bool = True
+    may_cache: bool = True
+    is_lasting: bool = False
+    priority: int = 0
     deadline_at: float = float("inf")
     arrived_at: float = 0.0
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
-KVData: TypeAlias = Any  # opaque to everyone but the runtime that made it
+KVData: TypeAlias = Any
+"""A contiguous buffer of `kv_bytes_per_token` bytes a token; what is in it is the business of the runtime alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ class RuntimeSpec:
     """What a runtime offers: `num_slots` slots of `capacity` tokens, logits of `vocab_size`, of which `num_tokens`
     real.
 
-    `row_costs` says what was found by timing: (rows of one sequence in a step, seconds), rising; empty if nothing was.
+    `kv_fingerprint` names all that the content of the cache depends on (model, quantisation, type of cache): what was
+    read from a runtime means something only to one with the same. `row_costs` says what was found by timing: (rows of
+    one sequence in a step, seconds), rising; empty if nothing was.
     """
 
     num_slots: int
@@ -64,6 +67,7 @@ class RuntimeSpec:
     kv_bytes_per_token: int
     max_chunk: int
     row_costs: tuple[tuple[int, float], ...] = ()
+    kv_fingerprint: str = ""
 
 
 class Runtime(Protocol):
@@ -87,11 +91,13 @@ class Runtime(Protocol):
         ...
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
-        """A copy of the cache of `[start, stop)`, independent of the slot from then on."""
+        """A copy of the cache of `[start, stop)`, independent of the slot from then on; its memory goes back to the
+        system when nobody refers to it any more.
+        """
         ...
 
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
-        """Put `data` (from `read_kv` of the same model) into the slot from `start` on."""
+        """Put `data` (a buffer with what `read_kv` gave, perhaps of another process) into the slot from `start` on."""
         ...
 
     def move(self, src: int, dst: int) -> None:

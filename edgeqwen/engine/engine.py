@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
-from edgeqwen.core.request import Delta, Request
-from edgeqwen.core.step import Runtime, RuntimeSpec
+from edgeqwen.core.request import Delta, Request, SamplingParams
+from edgeqwen.core.step import KVData, Runtime, RuntimeSpec
+from edgeqwen.cpu import read_memory
+from edgeqwen.engine.block_disk import BlockDisk
 from edgeqwen.engine.generation import Sink
 from edgeqwen.engine.loop import StepLoop
 from edgeqwen.engine.record import Record, Records
-from edgeqwen.engine.settings import ModelFiles
+from edgeqwen.engine.settings import KvSettings, ModelFiles
 from edgeqwen.engine.stats import EngineStats
 from edgeqwen.engine.worker import EngineThread
-from edgeqwen.errors import EdgeqwenError
-from edgeqwen.scheduler import Admission, Scheduler
+from edgeqwen.errors import ConfigInvalid, EdgeqwenError
+from edgeqwen.kvcache import SHARED, Block, BlockStore
+from edgeqwen.kvcache.block_folder import BlockFolder
+from edgeqwen.scheduler import Admission, Fetch, Scheduler
+
+LEAST_TOKENS: Final = 64
+"""A cache that holds fewer is of no use to anybody."""
+
+FREE_SHARE: Final = 0.25
+MOST_FREE_SHARE: Final = 0.75
 
 
 class Engine:
@@ -30,19 +42,72 @@ class Engine:
         *,
         files: ModelFiles,
         admission: Admission,
+        kv: KvSettings,
         speculates: bool,
         clock: Callable[[], float],
+        today: Callable[[], int],
     ) -> None:
         self._runtime = runtime
+        self._kv = kv
+        self._store = make_store(runtime.spec, kv)
         self._files = files
         self._admission = admission
         self._clock = clock
         self._retired = asyncio.Event()
         self._scheduler = Scheduler(
-            runtime.spec, admission=admission, eos_token_ids=files.eos_token_ids, speculates=speculates
+            runtime.spec,
+            admission=admission,
+            eos_token_ids=files.eos_token_ids,
+            store=self._store,
+            speculates=speculates,
+            write_delay_s=kv.write_delay_s,
         )
         self._records = Records(self._scheduler, on_retired=self._retired.set)
-        self._loop = StepLoop(runtime, thread, scheduler=self._scheduler, records=self._records, clock=clock)
+        self._disk = None if kv.folder is None else self._make_disk(kv, today)
+        self._loop = StepLoop(
+            runtime,
+            thread,
+            scheduler=self._scheduler,
+            records=self._records,
+            fetch=self._fetch,
+            on_step=self._after_step,
+            clock=clock,
+        )
+        self._disk_task: asyncio.Task[None] | None = None
+
+    def _make_disk(self, kv: KvSettings, today: Callable[[], int]) -> BlockDisk:
+        assert kv.folder is not None
+        open_folder = partial(
+            BlockFolder.open,
+            kv.folder,
+            fingerprint=self.spec.kv_fingerprint,
+            max_bytes=kv.disk_bytes,
+            daily_bytes=kv.daily_write_bytes,
+            today=today,
+        )
+        return BlockDisk(
+            open_folder,
+            self._store,
+            on_fetched=self._on_fetched,
+            on_change=self._wake,
+            clock=self._clock,
+        )
+
+    def _wake(self) -> None:
+        self._loop.wake()
+
+    def _fetch(self, fetch: Fetch) -> None:
+        assert self._disk is not None, "blocks on disk, and no disk"
+        self._disk.fetch(fetch)
+
+    def _on_fetched(self, fetch: Fetch, data: list[KVData | None]) -> list[Block]:
+        useless = self._scheduler.fetched(fetch, data)
+        self._loop.wake()
+        return useless
+
+    def _after_step(self) -> None:
+        if self._disk is not None:
+            self._disk.pump()
 
     @property
     def spec(self) -> RuntimeSpec:
@@ -55,12 +120,14 @@ class Engine:
 
     async def run(self) -> None:
         """Step after step; returns after `close`."""
+        if self._disk is not None:
+            self._disk_task = asyncio.create_task(self._disk.start())
         await self._loop.run()
 
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
         """Queue a request and say so; `echo` comes first in every choice. Raises what `Scheduler.submit` raises."""
         record = Record(request, sink, files=self._files, num_tokens=self.num_tokens)
-        num_before = self._scheduler.submit(request)
+        num_before = self._scheduler.submit(request, now=self._clock())
         self._records.add(record, num_before=num_before)
         for choice in range(request.n if echo else 0):
             if request.rid in self._records:  # a sink may cancel at any event
@@ -100,6 +167,31 @@ class Engine:
         """End every request with `error`; nothing may be accepted afterwards."""
         self._records.fail_all(error)
 
+    @property
+    def context(self) -> int:
+        """Tokens that prompt and answer may have together: what a slot holds and the budget of the cache allows."""
+        return min(self.spec.capacity, self._store.budget_bytes // self.spec.kv_bytes_per_token)
+
+    def want(self, key: str, owner: str, prompt_ids: tuple[int, ...]) -> None:
+        """Have a prompt known when there is nothing else to do; replaces an earlier wish of the same key."""
+        request = Request("", owner, prompt_ids, SamplingParams(), max_tokens=0, is_lasting=True)
+        self._scheduler.want(key, request)
+        self._loop.wake()
+
+    def want_shared(self, key: str, prompt_ids: tuple[int, ...]) -> None:
+        """As `want`, for everybody and for good."""
+        self._scheduler.keep_for_good(SHARED, prompt_ids)
+        self.want(key, SHARED, prompt_ids)
+
+    def forget(self, key: str) -> None:
+        """Nobody wants that prompt any more."""
+        self._scheduler.forget(key)
+        self._loop.wake()
+
+    def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
+        """How many of `ids` need not be computed if they come now, as far as the store knows."""
+        return self._store.match(owner, ids, limit=len(ids)).length
+
     async def wait_until_idle(self) -> None:
         """Return when no request lives."""
         while len(self._records):
@@ -110,6 +202,14 @@ class Engine:
         """Let `run` return after the step that runs."""
         self._loop.close()
 
+    async def close_disk(self) -> None:
+        """Write what is worth it; after `run` has returned."""
+        if self._disk is None:
+            return
+        if self._disk_task is not None:
+            await asyncio.gather(self._disk_task, return_exceptions=True)
+        await self._disk.close()
+
     def close_runtime(self) -> None:
         """Free the runtime; on the engine thread, after `run` has returned."""
         self._runtime.close()
@@ -117,11 +217,58 @@ class Engine:
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
         records, loop, drafting = self._records, self._loop, self._scheduler.drafting
+        store, background = self._store.stats(), self._scheduler.background
         return EngineStats(
             running=self._admission.num_running,
             queued=self._admission.num_queued,
-            kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token,
+            kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token + store.memory_bytes,
             tok_s={"prefill": round(loop.prefill_rate.per_s, 1), "decode": round(loop.decode_rate.per_s, 1)},
             totals={"requests": records.num_accepted, "errors": records.num_failed, "tokens": records.num_tokens},
             speculation={"drafted": drafting.num_drafted, "accepted": drafting.num_accepted},
+            kv={
+                "budget_bytes": store.budget_bytes,
+                "reserved_bytes": store.reserved_bytes,
+                "block_bytes": store.memory_bytes,
+                "blocks": store.num_blocks,
+                "disk_bytes": store.disk_bytes,
+                "cached": records.num_cached,
+                "computed": loop.num_prefilled,
+                "evicted": store.num_evicted,
+                "lost": store.num_lost,
+                "preempted": self._scheduler.num_preempted,
+                "settled": background.num_done,
+                "settled_tokens": background.num_tokens,
+                "settling_given_up": background.num_given_up,
+                "failed_writes": 0 if self._disk is None else self._disk.num_failed_writes,
+            },
         )
+
+
+def make_store(spec: RuntimeSpec, kv: KvSettings) -> BlockStore:
+    """An empty store with the budget that the settings give, or that what is free now allows.
+
+    Raises `ConfigInvalid` if it would hold next to nothing.
+    """
+    budget_bytes = kv.memory_bytes or _free_part(spec)
+    least_bytes = LEAST_TOKENS * spec.kv_bytes_per_token
+    if budget_bytes < least_bytes:
+        raise ConfigInvalid(
+            f"kv.memory_mb: {budget_bytes} bytes hold {budget_bytes // spec.kv_bytes_per_token} tokens; give at least"
+            f" {-(-least_bytes // (1 << 20))} MiB"
+        )
+    return BlockStore(
+        budget_bytes=budget_bytes,
+        token_bytes=spec.kv_bytes_per_token,
+        capacity=spec.capacity,
+        disk_limit_bytes=0 if kv.folder is None else kv.disk_bytes,
+    )
+
+
+def _free_part(spec: RuntimeSpec) -> int:
+    """A quarter of what is free; more if that is less than one whole context, but never nearly all of it."""
+    free_bytes = read_memory().free
+    if not free_bytes:  # nothing is known
+        return spec.num_slots * spec.capacity * spec.kv_bytes_per_token
+    whole_bytes = spec.capacity * spec.kv_bytes_per_token
+    least_bytes = LEAST_TOKENS * spec.kv_bytes_per_token
+    return max(int(FREE_SHARE * free_bytes), min(whole_bytes, int(MOST_FREE_SHARE * free_bytes)), least_bytes)

@@ -21,7 +21,7 @@ class GenerationInput:
     """Exactly one of `messages` (chat), `prompt` and `tokens` (generate, no template) is given.
 
     `messages` are mappings with `role` and `content` (str) and, for assistants, `reasoning_content` and `tool_calls`.
-    `template_kwargs` are further scalars for the template.
+    `template_kwargs` are further scalars for the template. `is_lasting`: keys and values are worth a place on disk.
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -50,3 +50,6 @@ class GenerationInput:
     deadline_ms: int | None = None
     wait: bool | None = None
     speculate: bool | None = None
+    cache: bool | None = None
+    priority: str | None = None
+    is_lasting: bool = False

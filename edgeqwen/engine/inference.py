@@ -25,7 +25,7 @@ from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
-from edgeqwen.engine.settings import EngineLimits, ModelFiles
+from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
 from edgeqwen.engine.stats import EngineStats, idle_stats
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
@@ -39,6 +39,7 @@ RuntimeFactory: TypeAlias = Callable[[Callable[[float], None]], Runtime]
 
 LOADING_RETRY_MS: Final = 1500
 CLOSE_TIMEOUT_S: Final = 5.0
+DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,10 @@ class Inference:
         model: ModelFiles,
         limits: EngineLimits,
         seed_source: Callable[[], int],
+        kv: KvSettings | None = None,
         speculates: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        today: Callable[[], int] = lambda: int(time.time() // DAY_S),
     ) -> None:
         self.state: State = "loading"
         self.progress = 0.0
@@ -79,7 +82,9 @@ class Inference:
         self._files = model
         self._limits = limits
         self._seed_source = seed_source
+        self._kv = kv or KvSettings()
         self._speculates = speculates
+        self._today = today
         self._clock = clock
         self._defaults = read_defaults(model.generation_defaults)
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
@@ -102,7 +107,7 @@ class Inference:
     @property
     def context(self) -> int:
         """Tokens that prompt and answer may have together; 0 until the model is loaded."""
-        return 0 if self._engine is None else self._engine.spec.capacity
+        return 0 if self._engine is None else self._engine.context
 
     @property
     def _num_tokens(self) -> int:
@@ -125,18 +130,29 @@ class Inference:
             raise
         if self.state != "loading":  # stopped between the end of loading and here
             raise EdgeqwenError("stopped while the model was loaded", code="draining")
-        self._engine = Engine(
-            runtime,
-            self._thread,
-            files=self._files,
-            admission=self._admission,
-            speculates=self._speculates,
-            clock=self._clock,
-        )
+        self._engine = self._make_engine(runtime)
         self._task = asyncio.create_task(self._run(self._engine))
         self.state = "ready"
         self.progress = 1.0
         self._settled.set()
+        await self._keep_system_prompts(self._engine)
+
+    def _make_engine(self, runtime: Runtime) -> Engine:
+        try:
+            return Engine(
+                runtime,
+                self._thread,
+                files=self._files,
+                admission=self._admission,
+                kv=self._kv,
+                speculates=self._speculates,
+                clock=self._clock,
+                today=self._today,
+            )
+        except EdgeqwenError:
+            self.state = "failed"
+            self._settled.set()
+            raise
 
     def _load(self) -> Runtime:
         """On the engine thread."""
@@ -165,12 +181,7 @@ class Inference:
         """
         arrived_at = self._clock()
         self._check_state(given)
-        check_input(
-            given,
-            limits=self._limits,
-            num_tokens=self._num_tokens,
-            has_template=self._files.template is not None,
-        )
+        self._check_input(given)
         self._admission.add(owner)
         try:
             prompt = await self._text.prompt(given)
@@ -182,6 +193,14 @@ class Inference:
             return self._expire(given, prompt, sink=sink, arrived_at=arrived_at)
         self._check_state(given)
         return self._accept(given, prompt, owner=owner, sink=sink, arrived_at=arrived_at, echo=echo)
+
+    def _check_input(self, given: GenerationInput) -> None:
+        check_input(
+            given,
+            limits=self._limits,
+            num_tokens=self._num_tokens,
+            has_template=self._files.template is not None,
+        )
 
     def _check_state(self, given: GenerationInput) -> None:
         if self.state != "loading" or given.wait is False:
@@ -254,6 +273,45 @@ class Inference:
         """End a request of `owner` (None: of anyone) with `cancelled`; 0 if there is none that still runs, else 1."""
         return 0 if self._engine is None else self._engine.cancel(rid, owner=owner)
 
+    async def _keep_system_prompts(self, engine: Engine) -> None:
+        """Have those of the configuration known to everybody."""
+        for number, text in enumerate(self._kv.system_prompts):
+            given = GenerationInput(messages=({"role": "system", "content": text},))
+            try:
+                engine.want_shared(f"system {number}", await self._text.history_ids(given))
+            except EdgeqwenError as error:
+                logger.warning("kv.system_prompts: number %d cannot be kept: %s", number + 1, error.message)
+
+    async def prompt(self, given: GenerationInput) -> Prompt:
+        """The tokens of a prompt, without running it. Raises what `submit` raises of an input that is wrong."""
+        self._check_input(given)
+        return await self._text.prompt(given)
+
+    async def history_ids(self, given: GenerationInput) -> tuple[int, ...]:
+        """The tokens with which every prompt begins that continues the conversation in `given.messages`, which end with
+        an answer, by a further turn of the user.
+        """
+        return await self._text.history_ids(given)
+
+    def settle(self, key: str, owner: str, ids: tuple[int, ...]) -> None:
+        """Have the prompt `ids` computed and kept when nothing else is to do; replaces an earlier wish of `key`."""
+        if self._engine is not None and self.state == "ready" and self._kv.settles:
+            self._engine.want(key, owner, ids)
+
+    def unsettle(self, key: str) -> None:
+        """Nobody wants that prompt any more."""
+        if self._engine is not None:
+            self._engine.forget(key)
+
+    def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
+        """How many of `ids` would not have to be computed now."""
+        return 0 if self._engine is None else self._engine.cached_tokens(owner, ids)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """What the cache of one token takes; 0 until the model is loaded."""
+        return 0 if self._engine is None else self._engine.spec.kv_bytes_per_token
+
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; strings of added tokens become their ids if `special`, else they stay text."""
         return await self._text.tokenize(text, special=special)
@@ -299,6 +357,7 @@ class Inference:
                 if self._task is not None:
                     await self._task
                 if engine is not None:
+                    await engine.close_disk()
                     await self._thread.run(engine.close_runtime)
         except TimeoutError:
             logger.warning("the engine thread is still inside the runtime: it is left behind")

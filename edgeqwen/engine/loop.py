@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from edgeqwen.core.step import Chunk, Logits, Runtime
+from edgeqwen.core.step import Chunk, KVData, Logits, Runtime
 from edgeqwen.engine.record import Records
 from edgeqwen.engine.stats import Rate
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.sampling import Sampled, Sampler
-from edgeqwen.scheduler import Scheduler, SlotCopy, StepPlan
+from edgeqwen.scheduler import Fetch, Scheduler, SlotCopy, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ class StepOutcome:
 
     draws: tuple[tuple[Draw, ...], ...]
     duration_s: float
+    saved: tuple[KVData, ...] = ()
 
     def of_round(self, number: int) -> list[Sampled | None]:
         """By chunk: draw `number`, None where there is none."""
@@ -42,7 +43,9 @@ class StepOutcome:
 
 
 class StepLoop:
-    """Drives one runtime. `run` ends after `close`, never inside a step."""
+    """Drives one runtime. `run` ends after `close`, never inside a step. `fetch` is given blocks that are to be read
+    from disk; `on_step` is called after each step.
+    """
 
     def __init__(
         self,
@@ -51,15 +54,20 @@ class StepLoop:
         *,
         scheduler: Scheduler,
         records: Records,
+        fetch: Callable[[Fetch], None],
+        on_step: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._runtime = runtime
         self._thread = thread
         self._scheduler = scheduler
         self._records = records
+        self._fetch = fetch
+        self._on_step = on_step
         self._clock = clock
         self._work = asyncio.Event()
         self._is_closing = False
+        self.num_prefilled = 0
         self.prefill_rate = Rate()
         self.decode_rate = Rate()
 
@@ -79,8 +87,11 @@ class StepLoop:
             self._records.deliver(self._scheduler.expire(now), now)
             plan = self._scheduler.plan(now)
             releases = self._scheduler.take_releases()
+            for fetch in self._scheduler.take_fetches():
+                self._fetch(fetch)
             if plan is not None:
                 await self._step(plan, releases, now)
+                self._on_step()
             elif releases:
                 await self._release(releases)
             else:
@@ -88,10 +99,9 @@ class StepLoop:
                 await self._work.wait()
 
     async def _step(self, plan: StepPlan, releases: tuple[int, ...], now: float) -> None:
-        records = [self._records[rid] for rid, _ in plan.sequences]
-        for record in records:
-            record.note_scheduled(now)
-        samplers = [rec.sampler(choice) for rec, (_, choice) in zip(records, plan.sequences, strict=True)]
+        for begun in plan.begun:
+            self._records.note_begun(begun.rid, begun.num_cached, now)
+        samplers = [self._records[rid].sampler(choice) if rid else None for rid, choice in plan.sequences]
         job = _Step(self._runtime, plan, samplers, releases, self._clock)
         try:
             outcome = await self._thread.run(job)
@@ -113,10 +123,12 @@ class StepLoop:
         now = self._clock()
         tokens = [[draw.token if isinstance(draw, Sampled) else draw for draw in draws] for draws in outcome.draws]
         if plan.is_prefill:
-            self.prefill_rate.add(sum(len(chunk.ids) for chunk in plan.batch.chunks), outcome.duration_s)
+            num_prefilled = sum(len(chunk.ids) for chunk in plan.batch.chunks)
+            self.num_prefilled += num_prefilled
+            self.prefill_rate.add(num_prefilled, outcome.duration_s)
         else:
             self.decode_rate.add(sum(map(len, tokens)), outcome.duration_s)
-        rounds = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now)
+        rounds = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now, saved=outcome.saved)
         for number, events in enumerate(rounds):
             self._records.deliver(events, now, outcome.of_round(number))
 
@@ -129,18 +141,23 @@ class StepLoop:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The job of the engine thread: release, copy, compute, draw."""
+    """The job of the engine thread: release, save, load, copy, compute, draw (no sampler where nothing is drawn)."""
 
     runtime: Runtime
     plan: StepPlan
-    samplers: Sequence[Sampler]
+    samplers: Sequence[Sampler | None]
     releases: tuple[int, ...]
     clock: Callable[[], float]
 
     def __call__(self) -> StepOutcome:
         _release(self.runtime, self.releases)
+        saved = tuple(self.runtime.read_kv(save.slot, save.start, save.stop) for save in self.plan.saves)
+        for load in self.plan.loads:
+            self.runtime.write_kv(load.slot, load.start, load.data)
         if self.plan.copy is not None:
             _copy(self.runtime, self.plan.copy)
+        if not self.plan.batch.chunks:
+            return StepOutcome((), 0.0, saved)
         started_at = self.clock()
         result = self.runtime.step(self.plan.batch)
         duration_s = self.clock() - started_at
@@ -148,16 +165,17 @@ class _Step:
             _draw(sampler, chunk, rows)
             for sampler, chunk, rows in zip(self.samplers, self.plan.batch.chunks, result.logits, strict=True)
         ]
-        return StepOutcome(tuple(draws), duration_s)
+        return StepOutcome(tuple(draws), duration_s, saved)
 
 
-def _draw(sampler: Sampler, chunk: Chunk, rows: Logits) -> tuple[Draw, ...]:
+def _draw(sampler: Sampler | None, chunk: Chunk, rows: Logits) -> tuple[Draw, ...]:
     """Row after row, as long as what is drawn is what the chunk goes on with: later rows follow from a wrong guess."""
     # ids    | last token | guess 1 | guess 2 |        row i is the one from which guess i + 1 is drawn
     # rows   |     0      |    1    |    2    |
     guesses = chunk.ids[len(chunk.ids) - len(rows) + 1 :]
     draws: list[Draw] = []
     for number, row in enumerate(rows):
+        assert sampler is not None
         try:
             draw = sampler.sample(row)
         except RuntimeFailed as error:  # of this row alone; the others of the step are sound

@@ -6,17 +6,21 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.resolve import check_ids
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.kvcache.blocks import common_length
 from edgeqwen.text import Prompt, PromptBuilder
 
 T = TypeVar("T")
 
 FIRST_PROMPT: Final = "Hello, world!"
+NEXT_TURNS: Final = ("Go on.", "1")
+"""Two turns of a user that begin with different tokens."""
 
 
 class TextThread:
@@ -41,6 +45,19 @@ class TextThread:
     async def prompt(self, given: GenerationInput) -> Prompt:
         """The tokens of a checked input's prompt."""
         return await self._run(lambda: self._prompt(given))
+
+    async def history_ids(self, given: GenerationInput) -> tuple[int, ...]:
+        """The ids with which every prompt begins that continues the conversation with one more turn of the user."""
+        return await self._run(lambda: self._history_ids(given))
+
+    def _history_ids(self, given: GenerationInput) -> tuple[int, ...]:
+        # A template may render a past turn unlike the last one, so the past is what prompts have in common.
+        assert given.messages is not None
+        first, second = (
+            self._prompt(replace(given, messages=(*given.messages, {"role": "user", "content": text}))).ids
+            for text in NEXT_TURNS
+        )
+        return first[: common_length(first, second)]
 
     def _prompt(self, given: GenerationInput) -> Prompt:
         if given.messages is not None:

@@ -60,6 +60,7 @@ class Record:
         self._choices = [_Choice(request, i, files=files, num_tokens=num_tokens) for i in range(request.n)]
         self._num_generated = 0
         self._num_reasoning = 0
+        self._num_cached = 0
         self._scheduled_at: float | None = None
         self._first_token_at: float | None = None
 
@@ -76,10 +77,10 @@ class Record:
             self.is_broken = True
             self._sink = _ignore
 
-    def note_scheduled(self, now: float) -> None:
-        """A step of the request starts."""
-        if self._scheduled_at is None:
-            self._scheduled_at = now
+    def note_begun(self, num_cached: int, now: float) -> None:
+        """The request has a slot; so many tokens of its prompt are known."""
+        self._num_cached = num_cached
+        self._scheduled_at = now
 
     def take(self, event: TokenDrawn, sampled: Sampled, now: float) -> bool:
         """Take in a token and emit the text that it completes; True if that completes a stop string."""
@@ -113,7 +114,12 @@ class Record:
     def done(self, now: float) -> Done:
         """The terminal event of a request whose choices have all ended. What never came counts as coming at the end."""
         arrived_at = self.request.arrived_at
-        usage = Usage(len(self.request.prompt_ids), 0, self._num_generated, self._num_reasoning)
+        usage = Usage(
+            prompt=len(self.request.prompt_ids),
+            cached=self._num_cached,
+            completion=self._num_generated,
+            reasoning=self._num_reasoning,
+        )
         timings = Timings(
             queue=_ms(arrived_at, now if self._scheduled_at is None else self._scheduled_at),
             ttft=_ms(arrived_at, now if self._first_token_at is None else self._first_token_at),
@@ -145,6 +151,7 @@ class Records:
         self.num_accepted = 0
         self.num_failed = 0
         self.num_tokens = 0
+        self.num_cached = 0
 
     def __len__(self) -> int:
         return len(self._records)
@@ -169,6 +176,11 @@ class Records:
         self._records[request.rid] = record
         self.num_accepted += 1
         record.emit(Started(request.rid, num_before, len(request.prompt_ids)))
+
+    def note_begun(self, rid: str, num_cached: int, now: float) -> None:
+        """A request has its slot; so many tokens of its prompt are known."""
+        self._records[rid].note_begun(num_cached, now)
+        self.num_cached += num_cached
 
     def deliver(self, events: Iterable[SchedulerEvent], now: float, sampled: Sequence[Sampled | None] = ()) -> None:
         """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what was drawn in this round.

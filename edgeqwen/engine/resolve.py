@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeqwen.core.request import Request, SamplingParams
+from edgeqwen.core.request import PRIORITIES, Request, SamplingParams
 from edgeqwen.engine.checks import boolean, floating, integer
 from edgeqwen.engine.defaults import SamplingDefaults
 from edgeqwen.engine.generation import GenerationInput
@@ -51,10 +51,12 @@ def check_input(given: GenerationInput, *, limits: EngineLimits, num_tokens: int
     integer("min_tokens", given.min_tokens, least=0, most=_MAX_COUNT)
     integer("n", given.n, least=1, most=limits.choices)
     integer("deadline_ms", given.deadline_ms, least=1, most=limits.max_deadline_ms)
-    for field in ("logprobs", "ignore_eos", "echo", "think", "wait", "speculate"):
+    for field in ("logprobs", "ignore_eos", "echo", "think", "wait", "speculate", "cache"):
         boolean(field, getattr(given, field))
     if integer("top_logprobs", given.top_logprobs, least=0, most=limits.top_logprobs) and not given.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    if given.priority is not None and given.priority not in PRIORITIES:
+        raise BadRequest(f"priority must be one of {', '.join(PRIORITIES)}", field="priority")
     _check_stop(given.stop, limits)
     _logit_bias(given.logit_bias, limits, num_tokens)
 
@@ -164,6 +166,9 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         splits_reasoning=prompt.splits_reasoning,
         starts_in_reasoning=prompt.starts_in_reasoning,
         may_speculate=_or(given.speculate, True),
+        may_cache=_or(given.cache, True),
+        is_lasting=given.is_lasting,
+        priority=PRIORITIES[_or(given.priority, "normal")],
         deadline_at=at.arrived_at + deadline_ms / 1000,
         arrived_at=at.arrived_at,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgeqwen.text import ChatTemplate, Tokenizer
@@ -23,6 +24,25 @@ class ModelFiles:
     template: ChatTemplate | None
     generation_defaults: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvSettings:
+    """What is kept of keys and values. `memory_bytes` bounds all of them, those of running requests included (0: a
+    part of what is free when the model has been loaded). `folder` is where blocks of conversations are written to, at
+    most `disk_bytes`, and `daily_write_bytes` a day; None: nowhere.
+
+    With `settles` the engine computes in idle time what is asked for by `Inference.settle`. `system_prompts` are
+    computed at the start, kept for good, and shared by all users.
+    """
+
+    memory_bytes: int = 0
+    folder: Path | None = None
+    disk_bytes: int = 2 << 30
+    daily_write_bytes: int = 8 << 30
+    write_delay_s: float = 5.0
+    settles: bool = True
+    system_prompts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _MEMORY_S = 10.0
 
@@ -33,7 +33,8 @@ class EngineStats:
 
     `tok_s`: `prefill` and `decode`, tokens a second while the engine was at it, 0 before the first step. `totals` since
     the start: `requests` accepted, `errors` (requests that failed after they were accepted), `tokens` generated.
-    `speculation` since the start: `drafted` tokens, and those of them that were `accepted`.
+    `speculation` since the start: `drafted` tokens, and those of them that were `accepted`. `kv_bytes` are all keys and
+    values in memory. `kv`: the cache in numbers; `cached` and `computed` are tokens of prompts since the start.
     """
 
     running: int
@@ -42,6 +43,7 @@ class EngineStats:
     tok_s: Mapping[str, float]
     totals: Mapping[str, int]
     speculation: Mapping[str, int]
+    kv: Mapping[str, int] = field(default_factory=dict)
 
 
 def idle_stats(num_queued: int) -> EngineStats:

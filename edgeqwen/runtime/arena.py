@@ -75,3 +75,12 @@ class Arena:
         """Unmap; the view must not be used afterwards."""
         del self.view
         self._map.close()
+
+
+def mapped_array(shape: tuple[int, ...], dtype: type[np.float32] | type[np.int8]) -> NDArray[Any]:
+    """An array of zeros with a mapping of its own, which is gone with the last reference to the array.
+
+    The heap keeps what is freed inside it; blocks of a cache come and go by the hundred, each some megabytes.
+    """
+    num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), dtype, num_bytes // np.dtype(dtype).itemsize).reshape(shape)

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeqwen.core.model import KV_KINDS, KVType, ModelSpec
 from edgeqwen.core.step import KVData
-from edgeqwen.runtime.arena import Arena, ArenaShape
+from edgeqwen.runtime.arena import Arena, ArenaShape, mapped_array
 
 DTYPES: Final[dict[KVType, type[np.float32] | type[np.int8]]] = {"fp32": np.float32, "int8": np.int8}
 
@@ -33,17 +33,28 @@ class Cache:
             io.bind_output(f"present.{name}", "cpu", 0, shape.dtype, dims, address)
 
     def read(self, slot: int, start: int, stop: int) -> KVData:
-        """A copy of the cache of `[start, stop)`."""
+        """A copy of the cache of `[start, stop)`: `[arenas, kv_heads, tokens, head_dim]`."""
         assert 0 <= start <= stop <= self.lengths[slot]
-        return np.stack([arena.view[slot, :, start:stop] for arena in self._arenas.values()])
+        data = mapped_array((len(self._arenas), *self._block_shape(stop - start)), self.shape.dtype)
+        for arena, block in zip(self._arenas.values(), data, strict=True):
+            block[...] = arena.view[slot, :, start:stop]
+        return data
 
     def write(self, slot: int, start: int, data: KVData) -> None:
-        """Put what `read` gave into the slot from `start` on."""
+        """Put what `read` gave, or the same bytes in any other buffer, into the slot from `start` on."""
         assert start <= self.lengths[slot]
-        stop = start + data.shape[2]
-        for arena, block in zip(self._arenas.values(), data, strict=True):
+        flat = np.frombuffer(data, self.shape.dtype)
+        num_tokens = flat.nbytes // self.bytes_per_token
+        stop = start + num_tokens
+        assert flat.nbytes == num_tokens * self.bytes_per_token, "no whole number of tokens"
+        assert stop <= self.shape.capacity, f"{stop} tokens in a capacity of {self.shape.capacity}"
+        blocks = flat.reshape(len(self._arenas), *self._block_shape(num_tokens))
+        for arena, block in zip(self._arenas.values(), blocks, strict=True):
             arena.view[slot, :, start:stop] = block
         self.lengths[slot] = stop
+
+    def _block_shape(self, num_tokens: int) -> tuple[int, int, int]:
+        return self.shape.num_heads, num_tokens, self.shape.head_dim
 
     def move(self, src: int, dst: int) -> None:
         """Move what slot `src` holds to `dst`."""

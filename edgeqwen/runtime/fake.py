@@ -31,6 +31,8 @@ Sleep: TypeAlias = Callable[[float], None]
 
 _HASH_BITS = (1 << 64) - 1
 _PROGRESS_STEPS = 20
+_ID_BYTES = 4
+"""Of the cache of a token: the id stands first, the rest is zero."""
 
 
 class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +68,7 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_slots: Count | None = None
     capacity: Count | None = None
     max_chunk: Count | None = None
-    kv_bytes_per_token: Count | None = None
+    kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=_ID_BYTES)] | None = None
 
 
 def parse_fake(spec: str) -> FakeScript:
@@ -148,6 +150,7 @@ class FakeRuntime:
             num_tokens=min(vocab, script.num_tokens or num_tokens or vocab),
             kv_bytes_per_token=script.kv_bytes_per_token or 1024,
             max_chunk=script.max_chunk or 512,
+            kv_fingerprint="fake",
         )
         self._script = script
         self._eos = eos if script.eos is None else script.eos
@@ -256,15 +259,18 @@ class FakeRuntime:
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         held = self._held[slot]
         assert 0 <= start <= stop <= len(held.ids), f"[{start}, {stop}) of {len(held.ids)} tokens"
-        return tuple(held.ids[start:stop])
+        rows = np.zeros((stop - start, self._spec.kv_bytes_per_token), np.uint8)
+        rows[:, :_ID_BYTES] = np.array(held.ids[start:stop], "<u4").reshape(-1, 1).view(np.uint8)
+        return rows
 
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
         held = self._held.get(slot)
         if held is None:
             held = self._held[slot] = _Held(script=self._next_script())
         assert start <= len(held.ids)
-        assert start + len(data) <= self._spec.capacity
-        held.ids[start:] = data
+        rows = np.frombuffer(data, np.uint8).reshape(-1, self._spec.kv_bytes_per_token)
+        assert start + len(rows) <= self._spec.capacity
+        held.ids[start:] = np.ascontiguousarray(rows[:, :_ID_BYTES]).view("<u4").ravel().tolist()
         held.digest = _digest(held.ids)
 
     def move(self, src: int, dst: int) -> None:

@@ -7,6 +7,7 @@ From which number of rows the prefill graph is the faster one depends on the mac
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
@@ -34,6 +36,7 @@ MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
 DEFAULT_PREFILL_ROWS: Final = 12
+KV_LAYOUT: Final = 1
 BIT_STABLE: Final = frozenset({"fp32", "int8"})
 """Quants whose logits are the same bits in any batch; the others do not pay for padding."""
 
@@ -90,6 +93,7 @@ class OnnxRuntime:
             num_tokens=manifest.spec.num_tokens,
             kv_bytes_per_token=cache.bytes_per_token,
             max_chunk=min(MAX_CHUNK, options.capacity),
+            kv_fingerprint=kv_fingerprint(manifest, self.kv_type),
         )
 
     @classmethod
@@ -192,6 +196,20 @@ class OnnxRuntime:
         for chunk in (Chunk(0, 0, (0,) * count), Chunk(0, count - 1, (0,))):
             self.step(Batch((chunk,)))
         self.release(0)
+
+
+def kv_fingerprint(manifest: Manifest, kv_type: KVType) -> str:
+    """What keys and values depend on: the files of the package, the quantisation, the version that built them, the type
+    of the cache and how `Cache.read` lays it out.
+    """
+    facts = {
+        "files": sorted(manifest.digests.items()),
+        "quant": manifest.quant,
+        "builder": manifest.builder_version,
+        "kv_type": kv_type,
+        "layout": KV_LAYOUT,
+    }
+    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()
 
 
 def _default_kv_type(package: Package, kernels: KernelChoice) -> KVType:

@@ -11,6 +11,7 @@ from typing import Final
 
 MIN_CHUNK: Final = 16
 FIRST_CHUNK: Final = 64
+UNSEEN_TOKEN_S: Final = 0.002
 _WEIGHT_OF_NEWEST = 0.5
 
 
@@ -39,6 +40,10 @@ class ChunkSizer:
         limit_s = self._shared_s if is_shared else self._alone_s
         affordable = min(limit_s / max(self._token_s, 1e-9), float(self._max_chunk))
         return min(max(MIN_CHUNK, int(affordable) // MIN_CHUNK * MIN_CHUNK), self._max_chunk)
+
+    def seconds(self, num_tokens: int) -> float:
+        """How long a prompt of `num_tokens` takes, by what is known."""
+        return num_tokens * (UNSEEN_TOKEN_S if self._token_s is None else self._token_s)
 
     def observe(self, num_tokens: int, duration_s: float) -> None:
         """A chunk of `num_tokens` took `duration_s`."""

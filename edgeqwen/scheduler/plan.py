@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from edgeqwen.core.request import FinishReason
-from edgeqwen.core.step import Batch
+from edgeqwen.core.step import Batch, KVData
 from edgeqwen.errors import EdgeqwenError
 
 
@@ -21,13 +21,47 @@ class SlotCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotLoad:
+    """`data` goes into `slot` from position `start` on; what stands there from `stop` on is of no use."""
+
+    slot: int
+    start: int
+    stop: int
+    data: KVData
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSave:
+    """The cache of `[start, stop)` of `slot` is to be read, and handed over when the plan is committed."""
+
+    slot: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request gets its slot for the first time; `num_cached` tokens of its prompt need not be computed."""
+
+    rid: str
+    num_cached: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step to run, after the copy if there is one. `sequences[i]` is the (rid, choice) of `batch.chunks[i]`."""
+    """What to do next, in this order: saves, loads, the copy, and a step unless `batch` is empty.
+
+    `sequences[i]` is the (rid, choice) of `batch.chunks[i]`.
+    """
 
     batch: Batch
     sequences: tuple[tuple[str, int], ...]
     is_prefill: bool
     copy: SlotCopy | None = None
+    saves: tuple[SlotSave, ...] = ()
+    loads: tuple[SlotLoad, ...] = ()
+    begun: tuple[Begun, ...] = ()
 
 
 Outcome: TypeAlias = Sequence[int | EdgeqwenError]

@@ -1,0 +1,230 @@
+"""Blocks on their way to disk and back: the store says what and when, a disk thread does it, the loop is never stopped.
+
+One write at a time. A disk that fails is left alone for a while: until then nothing is lasting, and what would have
+been written is kept in memory like the blocks of single requests, or dropped. So a full or dying disk costs speed after
+a restart, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any, Final
+
+from edgeqwen.core.disk_thread import DiskThread
+from edgeqwen.core.step import KVData
+from edgeqwen.errors import CannotWrite, EdgeqwenError
+from edgeqwen.kvcache import Block, BlockStore
+from edgeqwen.kvcache.block_file import BlockHead
+from edgeqwen.kvcache.block_folder import BlockFolder, Found
+from edgeqwen.scheduler import Fetch
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 60.0
+FLUSH_S: Final = 2.0
+AT_ONCE: Final = 256
+
+
+class BlockDisk:
+    """`open_folder` runs on the disk thread; if it fails there is no disk. `on_fetched` is given what a fetch read,
+    `on_change` is called when memory may be had that could not be had before.
+    """
+
+    def __init__(
+        self,
+        open_folder: Callable[[], BlockFolder],
+        store: BlockStore,
+        *,
+        on_fetched: Callable[[Fetch, list[KVData | None]], list[Block]],
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._open_folder = open_folder
+        self._store = store
+        self._limit_bytes = store.disk_limit_bytes
+        self._on_fetched = on_fetched
+        self._on_change = on_change
+        self._clock = clock
+        self._thread = DiskThread("blocks")
+        self._folder: BlockFolder | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_writing = False
+        self._is_closing = False
+        self._paused_until = 0.0
+        self._last_reason = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self.num_failed_writes = 0
+
+    async def start(self) -> None:
+        """Find what a daemon before this one has left."""
+        try:
+            found = await self._thread.run(self._open)
+        except EdgeqwenError as error:
+            logger.warning("no disk for the KV cache, what is known is lost at the end: %s", error.message)
+            self._store.stop_writing()
+            return
+        await self._add(found)
+
+    def _open(self) -> list[Found]:
+        self._folder = self._open_folder()
+        return self._folder.scan()
+
+    async def _add(self, found: Iterable[Found]) -> None:
+        """Parents first; a block without its parent is of no use. What was unused longest is the first to go."""
+        known: dict[str, Block] = {}
+        useless: list[str] = []
+        for number, each in enumerate(sorted(found, key=lambda each: (each.head.start, each.modified_ns)), 1):
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+            head = each.head
+            above = known.get(head.parent)
+            is_sound = head.num_bytes == len(head.ids) * self._store.token_bytes
+            if (head.parent and (above is None or not above.is_full)) or not is_sound:
+                useless.append(head.name)
+                continue
+            known[head.name] = self._store.add_stored(head.owner, above, head.ids, head.num_bytes)
+        useless += [self._drop(block) for block in self._store.surplus(0)]
+        self._spawn(self._remove(useless))
+        logger.info("KV cache on disk blocks=%d bytes=%d removed=%d", len(known), self._store.disk_bytes, len(useless))
+
+    def _drop(self, block: Block) -> str:
+        """Forget the file of a block; returns its name."""
+        assert self._folder is not None
+        name = block.name(self._folder.fingerprint)
+        self._store.unstore(block)
+        return name
+
+    # Reading.
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Read the blocks and report them."""
+        self._spawn(self._fetch(fetch))
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        folder = self._folder
+        data: list[KVData | None] = [None] * len(fetch.blocks)
+        if folder is not None:
+            names = [block.name(folder.fingerprint) for block in fetch.blocks]
+            data = await self._thread.run(lambda: [folder.read(name) for name in names])
+            self._spawn(self._touch(names))
+        useless = self._on_fetched(fetch, data)
+        if folder is not None:
+            self._spawn(self._remove([block.name(folder.fingerprint) for block in useless]))
+
+    async def _touch(self, names: list[str]) -> None:
+        """What was read is worth keeping longer."""
+        folder = self._folder
+        assert folder is not None
+        await self._thread.run(lambda: [folder.touch(name) for name in names])
+
+    async def _remove(self, names: list[str]) -> None:
+        folder = self._folder
+        if folder is None or not names:
+            return
+        try:
+            for name in names:
+                await self._thread.run(partial(folder.remove, name))
+        except CannotWrite as error:
+            logger.warning("KV cache: %s", error.message)
+
+    # Writing.
+
+    def pump(self) -> None:
+        """Begin the next write if one is due, or see to it that it begins when it is."""
+        if self._folder is None or self._is_writing or self._is_closing:
+            return
+        now = self._clock()
+        if now < self._paused_until:
+            return
+        block = self._store.next_write(now)
+        if block is not None:
+            self._is_writing = True
+            self._spawn(self._write(block))
+        elif (due_at := self._store.next_write_at) is not None:
+            self._wake_at(due_at)
+
+    def _wake_at(self, due_at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, due_at - self._clock()) + 0.001
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
+
+    async def _write(self, block: Block) -> None:
+        is_stored = await self._is_written(block)
+        if not self._store.written(block, is_stored=is_stored):
+            assert self._folder is not None
+            await self._remove([block.name(self._folder.fingerprint)])
+        self._is_writing = False
+        self._on_change()
+        self.pump()
+
+    async def _is_written(self, block: Block) -> bool:
+        folder = self._folder
+        assert folder is not None
+        assert block.data is not None
+        if folder.left_today_bytes < 2 * block.num_bytes:
+            self._pause("the bytes that may be written in a day are spent (kv.daily_writes_mb)")
+            return False
+        await self._remove([self._drop(old) for old in self._store.surplus(block.num_bytes)])
+        head = _head_of(block, folder.fingerprint)
+        try:
+            return await self._thread.run(partial(folder.write, head, memoryview(block.data).cast("B")))
+        except EdgeqwenError as error:
+            self.num_failed_writes += 1
+            self._pause(error.message)
+            return False
+
+    def _pause(self, reason: str) -> None:
+        """Nothing can be written for now."""
+        if reason != self._last_reason:
+            logger.warning("KV cache: nothing is written to disk for now: %s", reason)
+        self._last_reason = reason
+        self._paused_until = self._clock() + PAUSE_S
+        self._store.stop_writing()
+        asyncio.get_running_loop().call_later(PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        if not self._is_closing:
+            self._store.disk_limit_bytes = self._limit_bytes
+            self.pump()
+
+    # The end.
+
+    async def close(self) -> None:
+        """Write what is due at any time, as far as that goes in a moment, and close the folder."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        give_up_at = self._clock() + FLUSH_S
+        while self._folder is not None and self._clock() < min(give_up_at, self._paused_until or give_up_at):
+            block = self._store.next_write(float("inf"))
+            if block is None:
+                break
+            self._store.written(block, is_stored=await self._is_written(block))
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            await self._thread.run(folder.close)
+        self._thread.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _head_of(block: Block, fingerprint: str) -> BlockHead:
+    parent = block.parent
+    assert parent is not None
+    return BlockHead(
+        fingerprint=fingerprint,
+        owner=block.owner,
+        name=block.name(fingerprint),
+        parent=parent.name(fingerprint),
+        start=block.start,
+        ids=block.ids,
+        num_bytes=block.num_bytes,
+    )

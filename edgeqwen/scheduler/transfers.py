@@ -1,0 +1,201 @@
+"""What goes out of slots into blocks: of sequences that ended, that were preempted, or that others can learn from.
+
+A slot whose sequence has left it belongs to `Transfers` until what it holds is in the store, and is free then. Every
+plan takes a piece of at most `MAX_BYTES` with it, so that nobody waits long for the copying. Room in the budget is
+reserved before a piece is read; where there is none and none will come, what is left is given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edgeqwen.core.step import KVData
+from edgeqwen.kvcache import Block, BlockStore
+from edgeqwen.kvcache.blocks import common_length
+from edgeqwen.scheduler.plan import SlotSave
+from edgeqwen.scheduler.sequence import Sequence
+
+MAX_BYTES: Final = 64 << 20
+WRITE_DELAY_S: Final = 5.0
+"""Lasting blocks are written so long after they came: a conversation that goes on makes its last block useless soon."""
+
+
+@dataclass(eq=False, slots=True)
+class _Saving:
+    """`ids` are the tokens whose cache the slot holds. `parked` is the sequence that was preempted and will be back:
+    room is reserved for all of it (`parked_bytes` are left), and the blocks are pinned for it.
+    """
+
+    slot: int
+    owner: str
+    ids: tuple[int, ...]
+    is_lasting: bool
+    reserved_bytes: int = 0
+    parked: Sequence | None = None
+    parked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    save: SlotSave
+    saving: _Saving
+    num_bytes: int
+
+
+@dataclass(eq=False, slots=True)
+class _Export:
+    """The beginning of a sequence that runs, for others that begin in the same way."""
+
+    donor: Sequence
+    length: int
+
+
+class Transfers:
+    """The slots that are being saved, and what of running ones is wanted."""
+
+    def __init__(self, store: BlockStore, *, write_delay_s: float = WRITE_DELAY_S) -> None:
+        self._store = store
+        self._write_delay_s = write_delay_s
+        self._savings: dict[int, _Saving] = {}
+        self._exports: list[_Export] = []
+        self._pieces: list[_Piece] = []
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Slots that are being saved, ascending."""
+        return tuple(sorted(self._savings))
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What is reserved for slots that are being saved, and for what comes out of them."""
+        own = sum(each.reserved_bytes + each.parked_bytes for each in self._savings.values())
+        return own + sum(piece.num_bytes for piece in self._pieces)
+
+    def take_slot(self, slot: int, sequence: Sequence, *, reserved_bytes: int, length: int) -> None:
+        """Save the first `length` tokens of a sequence that has ended; the slot and the reservation are ours now."""
+        request = sequence.request
+        ids = sequence.tokens(0, length)
+        self._savings[slot] = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes)
+        self._shrink(self._savings[slot], length)
+
+    def _shrink(self, saving: _Saving, length: int) -> None:
+        """Give back what was reserved for tokens that never came."""
+        surplus = saving.reserved_bytes - length * self._store.token_bytes
+        if surplus > 0:
+            self._store.unreserve(surplus)
+            saving.reserved_bytes -= surplus
+
+    def park(self, slot: int, sequence: Sequence, *, reserved_bytes: int, length: int) -> bool:
+        """As `take_slot`, for a sequence that is to go on later. False, and nothing done, if there is no room."""
+        store, ids = self._store, sequence.tokens(0, length)
+        known = store.match(sequence.request.owner, ids, limit=length).loaded_part().blocks
+        missing = store.missing(sequence.request.owner, ids)
+        num_bytes = sum(stop - start for start, stop in missing) * store.token_bytes
+        store.pin(known)
+        if not store.reserve(num_bytes):
+            store.unpin(known)
+            return False
+        sequence.pins = list(known)
+        sequence.is_parking = True
+        saving = _Saving(slot, sequence.request.owner, ids, sequence.request.is_lasting, reserved_bytes)
+        saving.parked, saving.parked_bytes = sequence, num_bytes
+        self._savings[slot] = saving
+        self._shrink(saving, length)
+        return True
+
+    def forget_parked(self, sequence: Sequence) -> None:
+        """A preempted sequence has ended: what was kept for it is kept like anything else."""
+        self._store.unpin(sequence.pins)
+        sequence.pins = []
+        sequence.is_parking = False
+        for saving in self._savings.values():
+            if saving.parked is sequence:
+                saving.parked = None
+                self._store.unreserve(saving.parked_bytes)
+                saving.parked_bytes = 0
+
+    def ask(self, donor: Sequence, length: int) -> None:
+        """Have the first `length` tokens of a running sequence put into the store."""
+        self._exports.append(_Export(donor, length))
+
+    def covered_by_saving(self, owner: str, ids: tuple[int, ...]) -> int:
+        """Tokens that `ids` begins with as a slot does that is being saved."""
+        lengths = (common_length(each.ids, ids) for each in self._savings.values() if each.owner == owner)
+        return max(lengths, default=0)
+
+    def plan(self) -> tuple[tuple[SlotSave, ...], list[int]]:
+        """The next pieces to read, and the slots that are done with: they are nobody's now."""
+        assert not self._pieces
+        room, done = MAX_BYTES, []
+        exports, self._exports = self._exports, []
+        for export in exports:
+            if export.donor.slot is not None:
+                request, slot = export.donor.request, export.donor.slot
+                ids = export.donor.tokens(0, min(export.length, export.donor.num_computed))
+                room = self._take_pieces(_Saving(slot, request.owner, ids, request.is_lasting), room)[1]
+        for saving in tuple(self._savings.values()):
+            is_done, room = self._take_pieces(saving, room)
+            if is_done:
+                done.append(saving.slot)
+                self._end(saving)
+        return tuple(piece.save for piece in self._pieces), done
+
+    def _take_pieces(self, saving: _Saving, room: int) -> tuple[bool, int]:
+        """Plan what fits `room`; whether nothing of it is left to do, and the room that is left."""
+        missing = self._store.missing(saving.owner, saving.ids)
+        for start, stop in missing:
+            num_bytes = (stop - start) * self._store.token_bytes
+            if num_bytes > room and room < MAX_BYTES:
+                return False, room
+            if saving.parked_bytes >= num_bytes:
+                saving.parked_bytes -= num_bytes
+            elif not self._store.reserve(num_bytes):
+                is_over = not self._store.is_writing and not any(piece.saving is saving for piece in self._pieces)
+                return is_over, room
+            self._pieces.append(_Piece(SlotSave(saving.slot, start, stop), saving, num_bytes))
+            room -= num_bytes
+        return not missing, room
+
+    def _end(self, saving: _Saving) -> None:
+        del self._savings[saving.slot]
+        self._store.unreserve(saving.reserved_bytes + saving.parked_bytes)
+        if saving.parked is not None:
+            saving.parked.is_parking = False
+
+    def commit(self, data: tuple[KVData, ...], now: float) -> None:
+        """Take in what was read, in the order of the plan."""
+        pieces, self._pieces = self._pieces, []
+        for piece, block in zip(pieces, data, strict=True):
+            saving, start = piece.saving, piece.save.start
+            self._store.unreserve(piece.num_bytes)
+            is_kept = self._store.put(
+                saving.owner,
+                saving.ids[: piece.save.stop],
+                start,
+                block,
+                is_lasting=saving.is_lasting,
+                due_at=now + self._write_delay_s,
+            )
+            if is_kept and saving.parked is not None:
+                self._pin_new(saving.parked, saving.owner, saving.ids[: piece.save.stop])
+
+    def _pin_new(self, sequence: Sequence, owner: str, ids: tuple[int, ...]) -> None:
+        blocks = self._store.match(owner, ids, limit=len(ids)).blocks
+        new: list[Block] = [block for block in blocks if block not in sequence.pins]
+        self._store.pin(new)
+        sequence.pins += new
+
+    def fail(self) -> list[int]:
+        """Nothing was read: give up the slots in question; they are nobody's now."""
+        pieces, self._pieces = self._pieces, []
+        for piece in pieces:
+            self._store.unreserve(piece.num_bytes)
+        failed = {piece.saving.slot: piece.saving for piece in pieces if piece.saving.slot in self._savings}
+        for saving in failed.values():
+            self._end(saving)
+        return list(failed)
+
+    def check(self) -> None:
+        assert all(slot == saving.slot for slot, saving in self._savings.items())
+        assert all(each.parked is None or each.parked.is_parking for each in self._savings.values())
