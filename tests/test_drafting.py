@@ -95,7 +95,7 @@ def sequence(slot: int, drawn: Iterable[int] = (), *, max_tokens: int = 500) -> 
     made = Sequence(Request("r", "o", PHRASE, SamplingParams(), max_tokens), 0, slot=slot)
     made.drafter = Drafter(PHRASE, num_tokens=1000)
     for token in drawn:
-        made.num_generated += 1
+        made.generated.append(token)
         made.drafter.push(token)
     return made
 
