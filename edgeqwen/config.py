@@ -19,7 +19,7 @@ from edgeqwen.errors import ConfigInvalid
 ENV_PREFIX = "EDGEQWEN_"
 MAX_DEFAULT_CONTEXT = 8192
 
-Value: TypeAlias = int | float | str | bool
+Value: TypeAlias = int | float | str | bool | tuple[str, ...]
 
 
 KV_TYPES = ("auto", "fp32", "int8")
@@ -63,11 +63,21 @@ class CpuTable:
 class KvTable:
     """`context` is the tokens one slot holds; 0 means the model's own limit, at most 8,192. `type` is how keys and
     values are kept: `auto` takes what suits the package and the memory there is.
+
+    `memory_mb` (MiB, as the others) bounds all keys and values in memory; 0 takes a quarter of what is free. Those of
+    conversations are also kept on disk: `disk_mb` at most (0: none), and `daily_writes_mb` written in a day. `settle`
+    computes in idle time how a past turn reads in the next prompt. `system_prompts` are texts that all users begin
+    with: computed at the start, and shared.
     """
 
     slots: int = _key(8, least=1, most=256)
     context: int = _key(0, least=0, most=1_048_576)
     type: str = _key("auto", options=KV_TYPES)
+    memory_mb: int = _key(0, least=0, most=1 << 24)
+    disk_mb: int = _key(2048, least=0, most=1 << 24)
+    daily_writes_mb: int = _key(8192, least=0, most=1 << 24)
+    settle: bool = True
+    system_prompts: tuple[str, ...] = ()
 
     def context_of(self, max_position: int) -> int:
         """The tokens of a slot for a model that has `max_position`."""
@@ -86,6 +96,16 @@ class LimitsTable:
     per_uid: int = _key(64, least=1, most=65_536)
     default_max_tokens: int = _key(2048, least=1, most=1_048_576)
     max_deadline_ms: int = _key(600_000, least=1, most=86_400_000)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionsTable:
+    """`per_uid` sessions of one user at most; one is forgotten `ttl_s` seconds after its last turn, if it does not say
+    itself when.
+    """
+
+    per_uid: int = _key(1024, least=1, most=65_536)
+    ttl_s: int = _key(7 * 86_400, least=1, most=90 * 86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +141,7 @@ class Config:
     cpu: CpuTable = field(default_factory=CpuTable)
     kv: KvTable = field(default_factory=KvTable)
     limits: LimitsTable = field(default_factory=LimitsTable)
+    sessions: SessionsTable = field(default_factory=SessionsTable)
     engine: EngineTable = field(default_factory=EngineTable)
     service: ServiceTable = field(default_factory=ServiceTable)
 
@@ -206,12 +227,21 @@ def _parsed(text: str, kind: type, name: str) -> Value:
             return int(text)
         if kind is float:
             return float(text)
-    except (KeyError, ValueError):
+        if kind is tuple:  # as it would stand in the file
+            values = tomllib.loads(f"value = {text}")["value"]
+            return tuple(values) if isinstance(values, list) else (text,)
+    except (KeyError, ValueError):  # also of what is no TOML
         raise ConfigInvalid(f"{name}: {text!r} is not {_KIND_NAMES[kind]}") from None
     return text
 
 
-_KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_KIND_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: 'a list of texts, such as ["one", "two"]',
+}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -225,6 +255,8 @@ def _checked(setting: _Setting) -> Any:
     value = setting.value
     if kind is float and type(value) is int:
         value = float(value)
+    if isinstance(value, list) and kind is tuple and all(isinstance(each, str) for each in value):
+        value = tuple(value)
     if type(value) is not kind:
         raise ConfigInvalid(f"{setting.origin}: must be {_KIND_NAMES[kind]}")
     options = known.metadata.get("options")

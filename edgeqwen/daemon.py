@@ -19,17 +19,21 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from edgeqwen.config import Config
 from edgeqwen.cpu import trim_heap
 from edgeqwen.engine.inference import Inference
-from edgeqwen.engine.settings import EngineLimits
-from edgeqwen.errors import EXIT_INTERRUPTED, ConfigInvalid, EdgeqwenError, RuntimeFailed
+from edgeqwen.engine.settings import EngineLimits, KvSettings
+from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, ConfigInvalid, EdgeqwenError, RuntimeFailed
 from edgeqwen.loading import DaemonOptions, open_model
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.server import SocketServer, bind_socket
 from edgeqwen.service import Notifier
+from edgeqwen.sessions.files import SessionFolder
+from edgeqwen.sessions.sessions import SessionLimits, Sessions
+from edgeqwen.sessions.store import SessionStore
 
 SEED_BITS: Final = 63
 log = logging.getLogger(__name__)
@@ -87,6 +91,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
         for warning in options.threads.warnings:
             log.warning("threads: %s", warning)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.sessions.load())
             loading = tasks.create_task(_load(inference, stop, notifier))
             await stop.asked.wait()
             notifier.stopping()
@@ -103,16 +108,35 @@ def _build(options: DaemonOptions, stop: StopRequest) -> tuple[Inference, Socket
     config = options.config
     model = open_model(options)
     trim_heap()  # so that the tokenizer's pieces are gone when memory is at its fullest, at the end of loading
+    store = SessionStore(_session_folder(options.state_dir / "sessions"))
     inference = Inference(
         runtime_factory=model.runtime_factory,
         model=model.files,
         limits=engine_limits(config),
+        kv=kv_settings(config, options.cache_dir),
         speculates=config.engine.speculation and not config.engine.deterministic,
         clock=time.monotonic,
         seed_source=lambda: secrets.randbits(SEED_BITS),
     )
+    sessions = Sessions(
+        inference,
+        store,
+        random_bits=secrets.randbits,
+        limits=SessionLimits(per_owner=config.sessions.per_uid, ttl_s=config.sessions.ttl_s),
+        default_max_tokens=config.limits.default_max_tokens,
+        settles=config.kv.settle,
+    )
     limits, threads = wire_limits(config), options.threads.to_dict()
-    return inference, SocketServer(inference, limits=limits, on_shutdown=stop.ask, threads=threads)
+    return inference, SocketServer(inference, sessions, limits=limits, on_shutdown=stop.ask, threads=threads)
+
+
+def _session_folder(path: Path) -> SessionFolder | None:
+    """Where sessions are kept; None, and a warning, if they cannot be."""
+    try:
+        return SessionFolder.open(path)
+    except CannotWrite as error:
+        log.warning("%s: sessions are kept in memory only, and forgotten when the daemon ends", error.message)
+        return None
 
 
 async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> None:
@@ -147,6 +171,7 @@ async def _wind_down(server: SocketServer, inference: Inference, stop: StopReque
         task.cancel()
     await asyncio.gather(draining, hurried, return_exceptions=True)
     await inference.close()
+    await server.sessions.close()
     await server.close()
 
 
@@ -173,6 +198,19 @@ def engine_limits(config: Config) -> EngineLimits:
         per_owner=limits.per_uid,
         max_deadline_ms=limits.max_deadline_ms,
         default_max_tokens=limits.default_max_tokens,
+    )
+
+
+def kv_settings(config: Config, cache_dir: Path) -> KvSettings:
+    """What the engine is told of the cache of keys and values."""
+    kv = config.kv
+    return KvSettings(
+        memory_bytes=kv.memory_mb << 20,
+        folder=cache_dir / "kv" if kv.disk_mb and kv.daily_writes_mb else None,
+        disk_bytes=kv.disk_mb << 20,
+        daily_write_bytes=kv.daily_writes_mb << 20,
+        settles=kv.settle,
+        system_prompts=kv.system_prompts,
     )
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from edgeqwen.core.request import Delta, Done, Event, Started, Timings, TokenLogprob, Usage
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.answers import Answer, AnswerForm, Backlog
-from edgeqwen.protocol.messages import Chat, Generate, Operation, read_envelope, read_id, read_operation
+from edgeqwen.protocol.messages import Chat, Generate, read_envelope, read_id, read_operation
+from edgeqwen.protocol.operation import Operation
 from edgeqwen.protocol.replies import cut_text, delta_frames, encode_frame, encoded_len, split_text
 
 
@@ -50,7 +51,11 @@ def test_a_request_need_not_have_an_id() -> None:
         ({"op": 7}, "bad_request", "op"),
         ({"op": None}, "bad_request", "op"),
         ({"op": "nothing"}, "unknown_op", "op"),
-        ({"op": "session.create"}, "unknown_op", "op"),
+        ({"op": "session.rename"}, "unknown_op", "op"),
+        ({"op": "session.create", "ttl_s": "1"}, "bad_request", "ttl_s"),
+        ({"op": "session.create", "owner": "x"}, "bad_request", "owner"),
+        ({"op": "session.get"}, "bad_request", "session"),
+        ({"op": "session.fork", "session": "s", "at": 1.5}, "bad_request", "at"),
         ({"op": "health", "v": 2}, "unsupported_version", "v"),
         ({"op": "health", "v": "1"}, "bad_request", "v"),
         ({"op": "health", "v": None}, "bad_request", "v"),
@@ -75,11 +80,13 @@ def test_a_request_need_not_have_an_id() -> None:
         ({"op": "tokenize", "text": None}, "bad_request", "text"),
         ({"op": "detokenize", "tokens": "1"}, "bad_request", "tokens"),
         ({"op": "shutdown", "drain_s": "10"}, "bad_request", "drain_s"),
-        ({"op": "chat", "prompt": "x", "session": "s"}, "bad_request", "session"),
+        ({"op": "chat", "prompt": "x", "session": 7}, "bad_request", "session"),
+        ({"op": "chat", "prompt": "x", "session": "s", "if_rev": "1"}, "bad_request", "if_rev"),
+        ({"op": "generate", "prompt": "x", "session": "s"}, "bad_request", "session"),
         ({"op": "chat", "prompt": "x", "tool_choice": "auto"}, "bad_request", "tool_choice"),
         ({"op": "chat", "prompt": "x", "response_format": {}}, "bad_request", "response_format"),
         ({"op": "chat", "prompt": "x", "think_budget": 1}, "bad_request", "think_budget"),
-        ({"op": "chat", "prompt": "x", "priority": "high"}, "bad_request", "priority"),
+        ({"op": "chat", "prompt": "x", "priority": 1}, "bad_request", "priority"),
     ],
 )
 def test_error_names_the_member(members: dict[str, Any], code: str, field: str) -> None:

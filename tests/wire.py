@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +19,8 @@ from edgeqwen.engine.settings import EngineLimits, ModelFiles
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.runtime.fake import FakeScript, load_fake
 from edgeqwen.server import SocketServer, bind_socket
+from edgeqwen.sessions.sessions import Sessions
+from edgeqwen.sessions.store import SessionStore
 from edgeqwen.text import ChatTemplate
 from tests.tiny_tokenizers import byte_level
 
@@ -161,13 +164,22 @@ class Wire:
 
 @contextlib.asynccontextmanager
 async def serve(
-    folder: Path, inference: Inference | None = None, limits: WireLimits | None = None, *, is_loaded: bool = True
+    folder: Path,
+    inference: Inference | None = None,
+    limits: WireLimits | None = None,
+    *,
+    sessions: Sessions | None = None,
+    is_loaded: bool = True,
 ) -> AsyncIterator[Wire]:
-    """A server on a private socket below `folder`; the model is loaded first unless `is_loaded` is false."""
+    """A server on a private socket below `folder`; the model is loaded first unless `is_loaded` is false. `sessions`
+    are those of `inference`; not given, they are in memory only.
+    """
     os.chmod(folder, 0o700)
     inference = inference or fake_inference()
     shutdowns: list[float | None] = []
-    server = SocketServer(inference, limits=limits, on_shutdown=shutdowns.append)
+    sessions = sessions or Sessions(inference, SessionStore(None), random_bits=secrets.randbits)
+    server = SocketServer(inference, sessions, limits=limits, on_shutdown=shutdowns.append)
+    await sessions.load()
     await server.start(bind_socket(folder / "s.sock"))
     loading = asyncio.create_task(inference.start())
     if is_loaded:
@@ -181,6 +193,7 @@ async def serve(
         await server.close(grace_s=0.2)
         await loading
         await inference.close()
+        await sessions.close()
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:

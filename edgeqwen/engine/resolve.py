@@ -72,7 +72,7 @@ def _check_prompt(given: GenerationInput, *, limits: EngineLimits, num_tokens: i
             raise BadRequest("this model has no chat template: use generate", field="messages")
         if given.echo:
             raise BadRequest("echo is for generate only", field="echo")
-        if not 1 <= len(given.messages) <= limits.messages:
+        if not given.messages or (len(given.messages) > limits.messages and not given.is_lasting):  # a session grows
             message = f"messages must hold 1 to {limits.messages} messages, not {len(given.messages)}"
             raise BadRequest(message, field="messages")
         return

@@ -11,7 +11,8 @@ from typing import Any, Final
 from aiohttp import web
 
 from edgeqwen.core.request import Delta, Done, Event, Failed, Started, TokenLogprob
-from edgeqwen.engine.inference import Inference
+from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.inference import Generation, Inference
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, Head, completion, event, logprob_object
 from edgeqwen.http.openai_request import ChatRequest, read_chat
@@ -20,6 +21,8 @@ from edgeqwen.protocol.answers import Backlog
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import split_text
+from edgeqwen.sessions.sessions import Sessions
+from edgeqwen.sessions.turns import TurnRequest
 
 MAX_CACHED_TEXTS: Final = 1 << 18
 CHUNK_OVERHEAD: Final = 1024
@@ -72,11 +75,13 @@ class ChatCompletions:
         *,
         limits: WireLimits,
         remember: Callable[[str, str], None],
+        sessions: Sessions,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._inference = inference
         self._limits = limits
         self._remember = remember
+        self._sessions = sessions
         self._clock = clock
         self._texts = TokenTexts(inference)
 
@@ -97,12 +102,18 @@ class ChatCompletions:
     async def _generation(self, chat: ChatRequest, peer: Peer) -> AsyncIterator[tuple[Head, Mailbox]]:
         """The generation lives as long as its response: it ends when the client hangs up."""
         mailbox = Mailbox()
-        generation = await self._inference.submit(chat.given, owner=peer.owner, sink=mailbox.push)
+        generation = await self._submit(chat, peer.owner, mailbox.push)
         self._remember(generation.rid, peer.owner)
         try:
             yield Head(generation.rid, self._inference.model_name, int(self._clock())), mailbox
         finally:
             generation.cancel()
+
+    async def _submit(self, chat: ChatRequest, owner: str, sink: Sink) -> Generation:
+        if chat.conversation is None:
+            return await self._inference.submit(chat.given, owner=owner, sink=sink)
+        request = TurnRequest(owner=owner, ref=f"@{chat.conversation}", given=chat.given, may_repeat=True)
+        return await self._sessions.turn(request).submit(sink)
 
     async def _whole(self, chat: ChatRequest, head: Head, mailbox: Mailbox) -> web.Response:
         choices = [ChoiceText() for _ in range(chat.num_choices)]
@@ -159,7 +170,9 @@ class ChatCompletions:
 
 
 def _in_their_words(error: EdgeqwenError, members: Mapping[str, Any]) -> EdgeqwenError:
-    """The engine knows `max_completion_tokens` by its older name only."""
+    """The engine knows `max_completion_tokens` by its older name only, and a conversation is a session."""
+    if error.field == "session":
+        return EdgeqwenError(error.message, code=error.code, field="conversation_id")
     if error.field != "max_tokens" or members.get("max_completion_tokens") is None:
         return error
     message = error.message.replace("max_tokens", "max_completion_tokens")

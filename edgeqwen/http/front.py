@@ -18,8 +18,10 @@ from edgeqwen.http.requests import check_source, read_object
 from edgeqwen.http.seam import Operations
 from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession
 from edgeqwen.protocol.limits import WireLimits
-from edgeqwen.protocol.messages import Health, Operation, Ready, Stats
+from edgeqwen.protocol.messages import Health, Ready, Stats
+from edgeqwen.protocol.operation import Operation
 from edgeqwen.protocol.peer import Peer
+from edgeqwen.sessions.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +36,11 @@ CLOSING: Final = frozenset({"too_large", "timeout"})
 class HttpFront:
     """Opens HTTP sessions on connections of the socket."""
 
-    def __init__(self, inference: Inference, operations: Operations, limits: WireLimits) -> None:
+    def __init__(self, inference: Inference, operations: Operations, limits: WireLimits, *, sessions: Sessions) -> None:
         self._inference = inference
         self._operations = operations
         self._limits = limits
-        self._completions = ChatCompletions(inference, limits=limits, remember=operations.remember)
+        self._completions = ChatCompletions(inference, limits=limits, remember=operations.remember, sessions=sessions)
         self._lines = LineOperations(operations)
         self._created = int(time.time())
 

@@ -32,7 +32,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 """Accepted with one of these values, which say what happens anyway."""
 
 UNSUPPORTED: Final = frozenset({
-    "audio", "conversation_id", "prediction", "reasoning_effort", "thinking_budget", "verbosity", "web_search_options",
+    "audio", "prediction", "reasoning_effort", "thinking_budget", "verbosity", "web_search_options",
     *NEUTRAL,
 })  # fmt: skip
 
@@ -80,17 +80,21 @@ class ChatBody(GenerationOptions, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     return_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
+    conversation_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request: what the engine gets, and how the answer is wanted."""
+    """A checked request: what the engine gets, how the answer is wanted, and which of the caller's conversations it
+    goes on with.
+    """
 
     given: GenerationInput
     is_stream: bool
     with_usage_chunk: bool
     with_reasoning: bool
     num_choices: int
+    conversation: str | None = None
 
 
 def read_chat(members: Mapping[str, Any]) -> ChatRequest:
@@ -111,6 +115,7 @@ def read_chat(members: Mapping[str, Any]) -> ChatRequest:
         with_usage_chunk=body.stream_options is not None and bool(body.stream_options.include_usage),
         with_reasoning=body.return_reasoning,
         num_choices=1 if body.n is None else body.n,
+        conversation=body.conversation_id,
     )
 
 

@@ -11,16 +11,8 @@ from aiohttp import web
 from edgeqwen.errors import CODES, BadRequest, EdgeqwenError
 from edgeqwen.http.replies import retry_headers
 from edgeqwen.http.seam import Operations
-from edgeqwen.protocol.messages import (
-    Detokenize,
-    Generation,
-    Operation,
-    RequestId,
-    Tokenize,
-    read_envelope,
-    read_id,
-    read_operation,
-)
+from edgeqwen.protocol.messages import Generation, RequestId, read_envelope, read_id, read_operation
+from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
 
@@ -79,8 +71,8 @@ class LineOperations:
             return refusal(exc, request_id)
 
     async def _answer(self, message: Operation, peer: Peer) -> dict[str, Any]:
-        if isinstance(message, (Tokenize, Detokenize)):
-            return await self._operations.answer_later(message)
+        if isinstance(message, LaterOperation):
+            return await self._operations.answer_later(message, peer)
         return self._operations.answer(message, peer, cancel_id=_no_such_id)
 
     async def _generate(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from edgeqwen.protocol.answers import Emit
-from edgeqwen.protocol.messages import Detokenize, Generation, Operation, RequestId, Tokenize
+from edgeqwen.protocol.messages import Generation, RequestId
+from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 
 
@@ -27,6 +28,6 @@ class Operations(Protocol):
 
     def answer(self, message: Operation, peer: Peer, *, cancel_id: Callable[[RequestId], int]) -> dict[str, Any]: ...
 
-    async def answer_later(self, message: Tokenize | Detokenize) -> dict[str, Any]: ...
+    async def answer_later(self, message: LaterOperation, peer: Peer) -> dict[str, Any]: ...
 
     def remember(self, rid: str, owner: str) -> None: ...

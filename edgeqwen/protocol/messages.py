@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.protocol.operation import LaterOperation, Operation
+from edgeqwen.protocol.session_messages import SESSION_OPERATIONS
 
 RequestId: TypeAlias = str | int
 
@@ -50,10 +52,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return members
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a client can ask for; the members of the envelope are not part of it."""
-
-
 class Hello(Operation, frozen=True, kw_only=True):
     """Which versions, features and limits the server has."""
 
@@ -83,14 +81,14 @@ class Shutdown(Operation, frozen=True, kw_only=True):
     drain_s: float | None = None
 
 
-class Tokenize(Operation, frozen=True, kw_only=True):
+class Tokenize(LaterOperation, frozen=True, kw_only=True):
     """Text to token ids; with `special` the texts of added tokens become their ids."""
 
     text: str
     special: bool = False
 
 
-class Detokenize(Operation, frozen=True, kw_only=True):
+class Detokenize(LaterOperation, frozen=True, kw_only=True):
     """Token ids to text."""
 
     tokens: list[int]
@@ -138,8 +136,10 @@ class Generation(Operation, GenerationOptions, frozen=True, kw_only=True):
 
 
 class Chat(Generation, frozen=True, kw_only=True):
-    """Answer a conversation; `prompt` is short for one user message."""
+    """Answer a conversation; `prompt` is short for one user message. With `session` they are what is new in it."""
 
+    session: str | None = None
+    if_rev: int | None = None
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     think: bool | None = None
@@ -170,9 +170,10 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "detokenize": Detokenize,
     "chat": Chat,
     "generate": Generate,
+    **SESSION_OPERATIONS,
 }
 
-_NOT_SUPPORTED: Final = ("tool_choice", "response_format", "think_budget", "session", "if_rev")
+_NOT_SUPPORTED: Final = ("tool_choice", "response_format", "think_budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +234,6 @@ def refuse_unsupported(given: Mapping[str, Any]) -> None:
     for name in _NOT_SUPPORTED:
         if name in given:
             raise BadRequest(f"{name} is not supported yet", field=name)
-    if given.get("priority", "normal") != "normal":
-        raise BadRequest("priority other than normal is not supported yet", field="priority")
 
 
 def convert(members: Mapping[str, Any], kind: type[Any]) -> Any:

@@ -17,16 +17,14 @@ from edgeqwen.errors import CODES, EdgeqwenError, RuntimeFailed
 from edgeqwen.protocol.frames import FrameDecoder, decode_object
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
-    Detokenize,
     Envelope,
     Generation,
-    Operation,
     RequestId,
-    Tokenize,
     read_envelope,
     read_id,
     read_operation,
 )
+from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
 from edgeqwen.server.operations import Operations
@@ -174,11 +172,11 @@ class LineSession:
             return False
         if isinstance(message, Generation):
             return self._num_calls(Generation) < self._limits.inflight
-        if isinstance(message, (Tokenize, Detokenize)):
-            return self._num_calls((Tokenize, Detokenize)) < self._limits.inflight
+        if isinstance(message, LaterOperation):
+            return self._num_calls(LaterOperation) < self._limits.inflight
         return True
 
-    def _num_calls(self, kind: type[Operation] | tuple[type[Operation], ...]) -> int:
+    def _num_calls(self, kind: type[Operation]) -> int:
         return sum(isinstance(call.message, kind) for call in self._calls)
 
     def _take_held(self) -> None:
@@ -193,7 +191,7 @@ class LineSession:
         try:
             if isinstance(message, Generation):
                 self._generate(envelope, message)
-            elif isinstance(message, (Tokenize, Detokenize)):
+            elif isinstance(message, LaterOperation):
                 self._answer_later(envelope, message)
             else:
                 self._reply(envelope.id, self._operations.answer(message, self._peer, cancel_id=self._cancel_id))
@@ -210,12 +208,12 @@ class LineSession:
         )
         self._add(call, call.work.start)
 
-    def _answer_later(self, envelope: Envelope, message: Tokenize | Detokenize) -> None:
+    def _answer_later(self, envelope: Envelope, message: LaterOperation) -> None:
         call = _Call(envelope.id, message)
 
         async def answer() -> None:
             try:
-                members = await self._operations.answer_later(message)
+                members = await self._operations.answer_later(message, self._peer)
             except EdgeqwenError as exc:
                 members = error_members(exc)
             except Exception as exc:

@@ -15,6 +15,7 @@ from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
 from edgeqwen.server.operations import Operations
+from edgeqwen.sessions.sessions import Sessions
 
 if TYPE_CHECKING:
     from edgeqwen.http.front import HttpFront
@@ -24,7 +25,7 @@ KEPT_FOR_ADMIN: Final = 1
 
 
 class SocketServer:
-    """Serves `eqp/1` and HTTP on bound sockets, for one engine.
+    """Serves `eqp/1` and HTTP on bound sockets, for one engine and the sessions on it.
 
     `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end; it must
     return at once. `threads` is what `stats` says of the threads that compute. `close` waits until the connections are
@@ -34,6 +35,7 @@ class SocketServer:
     def __init__(
         self,
         inference: Inference,
+        sessions: Sessions,
         *,
         limits: WireLimits | None = None,
         on_shutdown: Callable[[float | None], None],
@@ -41,8 +43,10 @@ class SocketServer:
     ) -> None:
         self.limits = limits or WireLimits()
         self.inference = inference
+        self.sessions = sessions
         self.operations = Operations(
             inference,
+            sessions,
             limits=self.limits,
             num_connections=lambda: len(self._connections),
             on_shutdown=on_shutdown,
@@ -126,5 +130,5 @@ class SocketServer:
         if self._http is None:
             from edgeqwen.http.front import HttpFront
 
-            self._http = HttpFront(self.inference, self.operations, self.limits)
+            self._http = HttpFront(self.inference, self.operations, self.limits, sessions=self.sessions)
         return self._http.open(transport, peer)

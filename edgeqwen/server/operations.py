@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import edgeqwen
-from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.metrics import resident_bytes
@@ -18,39 +17,26 @@ from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
-    Chat,
     Detokenize,
-    Generate,
     Generation,
     Health,
     Hello,
-    Operation,
     Ready,
     RequestId,
     Shutdown,
     Stats,
     Tokenize,
 )
+from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
+from edgeqwen.protocol.session_messages import SessionOperation
+from edgeqwen.server.requests import read_submission
 from edgeqwen.server.work import Work
+from edgeqwen.sessions.sessions import Sessions
 
 NUM_REMEMBERED: Final = 4096
 MAX_CHOICES: Final = 8
 """More are refused at submission; an answer is made before that and must not cost what was asked for."""
-
-
-def generation_input(message: Generation) -> GenerationInput:
-    """What the engine reads of a `chat` or `generate`."""
-    members = message.to_input() | {"wait": message.wait, "speculate": message.speculate}
-    match message:
-        case Chat():
-            members |= {"messages": message.turns(), "tools": tuple(message.tools or ()), "think": message.think}
-        case Generate():
-            if (message.prompt is None) == (message.tokens is None):
-                raise BadRequest("give either prompt or tokens", field="prompt")
-            tokens = None if message.tokens is None else tuple(message.tokens)
-            members |= {"prompt": message.prompt, "tokens": tokens, "echo": message.echo}
-    return GenerationInput(**members)
 
 
 class Operations:
@@ -61,6 +47,7 @@ class Operations:
     def __init__(
         self,
         inference: Inference,
+        sessions: Sessions,
         *,
         limits: WireLimits,
         num_connections: Callable[[], int],
@@ -69,6 +56,7 @@ class Operations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inference = inference
+        self._sessions = sessions
         self._limits = limits
         self._num_connections = num_connections
         self._on_shutdown = on_shutdown
@@ -87,14 +75,14 @@ class Operations:
             frame_bytes=self._limits.frame_bytes,
             reply_bytes=self._limits.reply_bytes,
         )
+        submission = read_submission(message, peer.owner, self._inference, self._sessions)
         return Work(
-            self._inference,
-            generation_input(message),
+            submission.submit,
             form,
-            owner=peer.owner,
             emit=emit,
             is_writable=is_writable,
             on_accepted=lambda rid: self.remember(rid, peer.owner),
+            final_members=submission.final_members,
         )
 
     def remember(self, rid: str, owner: str) -> None:
@@ -120,11 +108,19 @@ class Operations:
                 return self._shutdown(message, peer)
         raise AssertionError(f"{type(message).__name__} is not answered at once")
 
-    async def answer_later(self, message: Tokenize | Detokenize) -> dict[str, Any]:
-        """The final frame of an operation that the text thread works on."""
-        if isinstance(message, Tokenize):
-            tokens = await self._inference.tokenize(message.text, special=message.special)
-            return {"tokens": list(tokens), "n": len(tokens)}
+    async def answer_later(self, message: LaterOperation, peer: Peer) -> dict[str, Any]:
+        """The final frame of an operation that another thread works on. Raises `EdgeqwenError`."""
+        match message:
+            case SessionOperation():
+                return await self._sessions.answer(message, peer.owner)
+            case Tokenize():
+                tokens = await self._inference.tokenize(message.text, special=message.special)
+                return {"tokens": list(tokens), "n": len(tokens)}
+            case Detokenize():
+                return await self._detokenize(message)
+        raise AssertionError(f"{type(message).__name__} is not answered later")
+
+    async def _detokenize(self, message: Detokenize) -> dict[str, Any]:
         data = await self._inference.detokenize(message.tokens)
         try:
             return {"text": data.decode("utf-8")}
@@ -136,7 +132,7 @@ class Operations:
         return {
             "proto": [PROTOCOL_VERSION],
             "server": f"edgeqwen/{edgeqwen.__version__}",
-            "features": ["http"],
+            "features": ["http", "session"],
             "limits": {
                 "line": limits.line_bytes,
                 "frame": limits.frame_bytes,
@@ -145,6 +141,7 @@ class Operations:
                 "inflight": limits.inflight,
                 "connections": limits.connections,
                 "connections_per_uid": limits.connections_per_uid,
+                "sessions": self._sessions.limits.per_owner,
             },
         }
 
@@ -165,12 +162,14 @@ class Operations:
             "conns": self._num_connections(),
             "running": stats.running,
             "queued": stats.queued,
-            "sessions": 0,
+            "sessions": self._sessions.num_sessions,
             "kv_bytes": stats.kv_bytes,
             "rss_bytes": resident_bytes(),
             "tok_s": dict(stats.tok_s),
             "totals": dict(stats.totals),
             "speculation": dict(stats.speculation),
+            "kv": dict(stats.kv),
+            "session_files": self._sessions.stats(),
             "threads": dict(self._threads),
         }
 

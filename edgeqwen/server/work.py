@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
 from edgeqwen.core.request import Done, Event, FinishReason, Timings, Usage
-from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.inference import Generation, Inference
+from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.inference import Generation
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.protocol.answers import Answer, AnswerForm, Emit
 from edgeqwen.protocol.replies import error_members
+
+Submit: TypeAlias = Callable[[Sink], Awaitable[Generation]]
+"""Hands a request to whoever runs it; raises what refuses it. A caller that is cancelled meanwhile has no request."""
 
 log = logging.getLogger(__name__)
 
 
 class Work:
-    """Submits on `start`, emits frames, and ends with exactly one final frame. `cancel` works at any time."""
+    """Submits on `start`, emits frames, and ends with exactly one final frame. `cancel` works at any time.
+
+    `final_members` are what the final frame of a generation that came to an end says besides.
+    """
 
     def __init__(
         self,
-        inference: Inference,
-        given: GenerationInput,
+        submit: Submit,
         form: AnswerForm,
         *,
-        owner: str,
         emit: Emit,
         is_writable: Callable[[], bool],
         on_accepted: Callable[[str], None],
+        final_members: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        self._inference = inference
-        self._given = given
-        self._owner = owner
+        self._submit_to = submit
         self._emit = emit
         self._on_accepted = on_accepted
-        self._answer = Answer(form, emit=emit, is_writable=is_writable, stop=self._cut)
+        self._final_members = final_members
+        self._answer = Answer(form, emit=self._emit_frame, is_writable=is_writable, stop=self._cut)
         self._num_choices = form.num_choices
         self._generation: Generation | None = None
         self._task: asyncio.Task[None] | None = None
@@ -66,6 +70,11 @@ class Work:
         if self._generation is not None:
             self._generation.cancel()
 
+    def _emit_frame(self, members: dict[str, Any], done: bool) -> None:
+        if done and "error" not in members:
+            members = {**members, **self._final_members()}
+        self._emit(members, done)
+
     def _on_event(self, event: Event) -> None:
         self._answer.push(event)
 
@@ -76,7 +85,7 @@ class Work:
             self._end_unheard(0.0)
             return
         try:
-            generation = await self._inference.submit(self._given, owner=self._owner, sink=self._on_event)
+            generation = await self._submit_to(self._on_event)
         except EdgeqwenError as exc:
             self._refuse(exc)
             return

@@ -73,10 +73,10 @@ class SessionStore:
         return is_saved
 
     async def remove(self, session: Session) -> bool:
-        """Have `session` gone from the disk; whether it is."""
+        """Have `session` gone from the disk; whether it is not there."""
         folder = self._folder
         self.unsaved.discard(session.id)
-        return folder is not None and await self._do(lambda: folder.remove(session))
+        return folder is None or await self._do(lambda: folder.remove(session))
 
     async def _do(
         self, job: Callable[[], None], *, on_success: Callable[[], None] = lambda: None, is_news: bool = True

@@ -1,0 +1,78 @@
+"""The tokens that a session's next prompt will begin with: how many there are, which are known, and settling.
+
+A template renders a past turn otherwise than it was generated (a thought is cut, an empty block of thought is left
+out), so the last answer would have to be computed again when the conversation goes on. The engine is asked to do that
+beforehand, while nothing else is to do: to *settle* the session.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.engine.inference import Inference
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.sessions.session import Session
+
+MAX_REMEMBERED: Final = 4 << 20
+"""Token ids that are remembered, of all sessions together: 16 MB."""
+
+
+class SessionTokens:
+    """Token ids by session and revision, as many as are remembered, and the engine's part in them."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+        self._known: OrderedDict[str, tuple[int, array[int]]] = OrderedDict()
+        self._num_remembered = 0
+
+    async def sizes(self, session: Session) -> tuple[int, int]:
+        """Tokens of the history, and bytes of keys and values that are there for them."""
+        if not session.turns:
+            return 0, 0
+        if self._inference.context == 0:  # the model still loads
+            return session.num_tokens, 0
+        try:
+            ids = await self._ids(session)
+        except EdgeqwenError:  # another model's template may refuse what was said
+            return session.num_tokens, 0
+        num_cached = self._inference.cached_tokens(session.owner, tuple(ids))
+        return len(ids), num_cached * self._inference.kv_bytes_per_token
+
+    async def _ids(self, session: Session) -> Sequence[int]:
+        rev, ids = self._known.get(session.id, (-1, array("I")))
+        if rev == session.rev:
+            self._known.move_to_end(session.id)
+            return ids
+        return await self.read(session, GenerationInput(messages=session.history()))
+
+    async def read(self, session: Session, given: GenerationInput) -> tuple[int, ...]:
+        """The ids for `given`, whose messages are the session's history. Raises what `Inference.history_ids` does."""
+        ids = await self._inference.history_ids(given)
+        self._forget_ids(session)
+        self._known[session.id] = (session.rev, array("I", ids))
+        self._num_remembered += len(ids)
+        while self._num_remembered > MAX_REMEMBERED:
+            _, (_, oldest) = self._known.popitem(last=False)
+            self._num_remembered -= len(oldest)
+        return ids
+
+    def settle(self, session: Session, ids: tuple[int, ...]) -> None:
+        """Have `ids` computed when there is nothing else to do."""
+        self._inference.settle(session.id, session.owner, ids)
+
+    def unsettle(self, session: Session) -> None:
+        """What was to be computed for `session` is no longer what its next prompt begins with."""
+        self._inference.unsettle(session.id)
+
+    def forget(self, session: Session) -> None:
+        """The session is gone."""
+        self.unsettle(session)
+        self._forget_ids(session)
+
+    def _forget_ids(self, session: Session) -> None:
+        if (known := self._known.pop(session.id, None)) is not None:
+            self._num_remembered -= len(known[1])
