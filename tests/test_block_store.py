@@ -310,6 +310,7 @@ def write(store: BlockStore, now: float = 0.0, *, is_stored: bool = True) -> lis
     while (block := store.next_write(now)) is not None:
         assert store.written(block, is_stored=is_stored)
         written.append(block)
+        assert len(written) < 100
         store.check()
     return written
 
@@ -523,6 +524,63 @@ def test_memory_of_a_lasting_block_goes_once_it_is_written() -> None:
     assert store.stats().num_lost == 0
 
 
+def test_others_stay_while_enough_memory_is_about_to_come_from_a_write() -> None:
+    store = make_store(budget=128, disk_limit=1000)
+    put(store, "a", numbers(0, 64), is_lasting=True, due_at=1e9)
+    put(store, "b", numbers(0, 64))
+    for _ in range(4):
+        use(store, "b", numbers(0, 64))
+    assert not store.make_room(64)
+    assert not store.make_room(64)
+    block = store.next_write(0.0)
+    assert block is not None
+    assert not store.make_room(64)
+    assert length(store, "b", numbers(0, 64)) == 64
+    assert not store.make_room(65)
+    assert length(store, "b", numbers(0, 64)) == 0, "that is not enough"
+    store.written(block, is_stored=True)
+    assert store.make_room(128)
+    store.check()
+
+
+def test_block_that_nobody_waits_for_any_more_can_go_when_writing_stops() -> None:
+    store = make_store(budget=64, disk_limit=1000)
+    put(store, "a", numbers(0, 64), is_lasting=True, due_at=1e9)
+    assert not store.make_room(64)
+    store.stop_writing()
+    assert not store.is_writing
+    store.check()
+    assert store.make_room(64)
+
+
+def test_tail_that_is_being_written_stays_until_that_is_done() -> None:
+    store = make_store(disk_limit=1000)
+    put(store, "a", numbers(0, 10), is_lasting=True)
+    tail = store.next_write(0.0)
+    assert tail is not None
+    put(store, "a", numbers(0, 20))
+    assert tail.data == content("a", numbers(0, 10))
+    assert store.written(tail, is_stored=True)
+    store.check()
+    assert store.disk_bytes == 10
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_file_found_of_a_block_that_waits_to_be_written_is_taken_for_it(is_begun: bool) -> None:
+    store = make_store(disk_limit=1000)
+    put(store, "a", numbers(0, 10), is_lasting=True)
+    block = store.next_write(0.0) if is_begun else None
+    found = store.add_stored("a", None, numbers(0, 10), 10)
+    store.check()
+    if block is not None:
+        assert found is block
+        assert not block.is_stored, "not before that is done"
+        assert store.written(block, is_stored=True)
+    assert store.next_write_at is None
+    assert store.next_write(0.0) is None
+    assert store.disk_bytes == 10
+
+
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_lasting_block_that_cannot_be_written_goes_like_any_other(is_stopped: bool) -> None:
     store = make_store(budget=150, disk_limit=1000)
@@ -632,6 +690,32 @@ def test_block_behind_a_lost_one_is_not_waited_for() -> None:
     assert length(store, "b", numbers(0, 64)) == 64
 
 
+def test_block_that_loses_its_file_is_worth_as_much_as_others_again() -> None:
+    store = make_store(budget=128, disk_limit=1000)
+    for owner in ("a", "b"):
+        put(store, owner, numbers(0, 64), is_lasting=owner == "a")
+        write(store)
+    store.unstore(store.match("a", numbers(0, 64), limit=64).blocks[0])
+    put(store, "c", numbers(0, 64))
+    assert [length(store, owner, numbers(0, 64)) for owner in "abc"] == [64, 0, 64]
+
+
+def test_block_being_written_behind_a_lost_one_is_forgotten_when_that_is_done() -> None:
+    store = make_store(disk_limit=1000)
+    first = store.add_stored("a", None, numbers(0, 64), 64)
+    put(store, "a", numbers(0, 100), is_lasting=True)
+    last = store.next_write(0.0)
+    assert last is not None
+    assert last.parent is first
+    store.unstore(first)
+    store.check()
+    assert last.data == content("a", numbers(0, 100)), "somebody is reading it"
+    assert length(store, "a", numbers(0, 100)) == 0
+    assert not store.written(last, is_stored=True)
+    assert (store.stats().num_blocks, store.memory_bytes, store.disk_bytes) == (0, 0, 0)
+    store.check()
+
+
 def test_file_is_useless_if_what_comes_before_it_was_lost_meanwhile() -> None:
     store = make_store(disk_limit=1000)
     put(store, "a", numbers(0, 100), is_lasting=True)
@@ -662,6 +746,9 @@ def test_longest_unused_files_go_first_and_leaves_before_what_they_stand_behind(
     store.pin(old)
     assert store.surplus(400) == used[::-1], "those in use stay"
     store.unpin(old)
+    store.pin(old[:1])
+    assert store.surplus(400) == old[:0:-1] + used[::-1]
+    store.unpin(old[:1])
     for block in store.surplus(400):
         assert store.unstore(block) == []
         store.check()

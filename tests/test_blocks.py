@@ -100,7 +100,7 @@ def test_block_that_no_slot_has_room_for_is_not_found_and_hides_no_other() -> No
     add(tree, "a", numbers(64, 80), first)
     assert match(tree, "a", numbers(0, 128)).length == 80
     assert tree.covering("a", numbers(0, 80)) == (first, 80)
-    assert tree.covering("a", numbers(0, 90)) == (first, 64)
+    assert tree.covering("a", numbers(0, 81)) == (first, 64)
 
 
 def test_block_that_is_nowhere_is_not_found_and_hides_no_other() -> None:
