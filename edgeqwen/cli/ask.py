@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
+from edgeqwen.cli.sessions import session_ref, warn_unless_saved
 from edgeqwen.cli.streams import valid_text
 from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest, EdgeqwenError
 
@@ -21,8 +22,8 @@ PLAIN: Final = "\x1b[0m"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskOptions:
-    """`think` None leaves it to the model's template. `ends_line`: a line break after the answer, terminal or not.
-    `sampling` holds further members of the request.
+    """`think` None leaves it to the model's template. `session` is the name or id of one. `ends_line`: a line break
+    after the answer, terminal or not. `sampling` holds further members of the request.
     """
 
     socket_path: Path
@@ -30,6 +31,7 @@ class AskOptions:
     max_tokens: int | None = None
     seed: int | None = None
     system: str | None = None
+    session: str | None = None
     is_json: bool = False
     is_verbose: bool = False
     ends_line: bool = False
@@ -41,6 +43,7 @@ class AskOptions:
 @socket_option
 @click.option("--think/--no-think", default=None, help="Let the model think first, or not. Default: its template's.")
 @click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--session", metavar="NAME", help="Go on with this conversation, or begin it; the daemon keeps it.")
 @click.option("--max-tokens", type=int, metavar="N", help="At most so many tokens.")
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy. Default: the model's.")
 @click.option("--seed", type=int, metavar="N", help="Makes the answer repeatable.")
@@ -73,6 +76,7 @@ def ask(question: str, options: AskOptions) -> int:
         messages.insert(0, {"role": "system", "content": valid_text(options.system)})
     members: dict[str, Any] = {
         "messages": messages,
+        "session": None if options.session is None else session_ref(options.session),
         "think": options.think,
         "max_tokens": options.max_tokens,
         "seed": options.seed,
@@ -81,14 +85,17 @@ def ask(question: str, options: AskOptions) -> int:
     try:
         with Client.connect(options.socket_path) as client:
             if options.is_json:
-                print(json.dumps(client.request("chat", **members), ensure_ascii=False))
+                final = client.request("chat", **members)
+                print(json.dumps(final, ensure_ascii=False))
                 sys.stdout.flush()
+                warn_unless_saved(final)
                 return 0
             final = show(client.stream("chat", stream=True, **members), Screen(ends_line=options.ends_line))
     except EdgeqwenError as error:
         raise in_words(error) from error
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    warn_unless_saved(final)
     if options.is_verbose:
         print(speeds(final), file=sys.stderr)
     return 0

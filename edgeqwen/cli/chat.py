@@ -1,4 +1,6 @@
-"""`edgeqwen chat`: a conversation at the terminal. The conversation is kept here and sent whole with each turn."""
+"""`edgeqwen chat`: a conversation at the terminal. It is kept here and sent whole with each turn, or (`--session`) kept
+by the daemon, which is sent what is new.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import click
 
 from edgeqwen.cli.ask import Screen, in_words, show, speeds
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
+from edgeqwen.cli.sessions import session_ref, warn_unless_saved
 from edgeqwen.cli.streams import valid_text
 from edgeqwen.errors import EdgeqwenError
-
-if TYPE_CHECKING:
-    from edgeqwen.client import Client
 
 PROMPT: Final = "> "
 HELP: Final = "/reset forgets the conversation, /quit or Ctrl-D ends, Ctrl-C cuts an answer short"
@@ -31,15 +31,21 @@ COMMAND: Final = re.compile(r"/[a-z]+")
 @socket_option
 @click.option("--think/--no-think", default=None, help="Let the model think first, or not. Default: its template's.")
 @click.option("--system", metavar="TEXT", help="A system message.")
+@click.option("--session", metavar="NAME", help="Go on with this conversation, or begin it; the daemon keeps it.")
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="Tokens and speeds after each answer.")
-def command(socket_path: str | None, *, think: bool | None, system: str | None, is_verbose: bool) -> None:
+def command(
+    socket_path: str | None, *, think: bool | None, system: str | None, session: str | None, is_verbose: bool
+) -> None:
     """Talk with the model. /help says what else there is."""
     from edgeqwen.client import Client
 
     path = socket_to_connect_to(socket_path)
     with Client.connect(path):  # a daemon that is not there should be told before the first line is typed
         pass
-    conversation = Conversation(path, think=think, system=system, is_verbose=is_verbose)
+    if session is None:
+        conversation = Conversation(path, think=think, system=system, is_verbose=is_verbose)
+    else:
+        conversation = KeptConversation(path, session, think=think, system=system, is_verbose=is_verbose)
     with _line_editing():
         if sys.stdin.isatty():
             click.echo(HELP, err=True)
@@ -57,16 +63,28 @@ def _handle(line: str, conversation: Conversation) -> None:
         case "/help":
             click.echo(HELP, err=True)
         case "/reset":
-            conversation.reset()
-            if sys.stdin.isatty():
-                click.echo("forgotten", err=True)
+            _reset(conversation)
         case word if COMMAND.fullmatch(word):
             click.echo(f"edgeqwen: there is no {word}; {HELP}", err=True)
         case _:
-            try:
+            with _complaints():
                 conversation.say(line)
-            except EdgeqwenError as error:
-                click.echo(f"edgeqwen: {in_words(error).message}", err=True)
+
+
+def _reset(conversation: Conversation) -> None:
+    with _complaints():
+        conversation.reset()
+        if sys.stdin.isatty():
+            click.echo("forgotten", err=True)
+
+
+@contextlib.contextmanager
+def _complaints() -> Iterator[None]:
+    """What the daemon refuses is said, and the conversation goes on."""
+    try:
+        yield
+    except EdgeqwenError as error:
+        click.echo(f"edgeqwen: {in_words(error).message}", err=True)
 
 
 def _lines() -> Iterator[str]:
@@ -101,22 +119,48 @@ class Conversation:
 
     def say(self, text: str) -> None:
         """One turn, printed as it comes. Raises what the daemon answers."""
+        screen = Screen(ends_line=True)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        self._turn(messages, screen)
+        self.messages = [*messages, {"role": "assistant", "content": "".join(screen.text)}]
+
+    def _turn(self, messages: list[dict[str, str]], screen: Screen, **members: str) -> None:
+        """Print an answer. Ctrl-C cuts it short, which hanging up tells the daemon."""
         from edgeqwen.client import Client
 
-        messages = [*self.messages, {"role": "user", "content": text}]
-        screen = Screen(ends_line=True)
         with Client.connect(self._socket_path) as client:
-            final = self._turn(client, messages, screen)
-        self.messages = [*messages, {"role": "assistant", "content": "".join(screen.text)}]
-        if self._is_verbose and final is not None:
+            try:
+                frames = client.stream("chat", messages=messages, think=self._think, stream=True, **members)
+                final = show(frames, screen)
+            except KeyboardInterrupt:
+                return
+        warn_unless_saved(final)
+        if self._is_verbose:
             click.echo(speeds(final), err=True)
 
-    def _turn(self, client: Client, messages: list[dict[str, str]], screen: Screen) -> dict[str, Any] | None:
-        """The final frame; None if the answer was cut short by Ctrl-C, which hanging up tells the daemon."""
-        try:
-            return show(client.stream("chat", messages=messages, think=self._think, stream=True), screen)
-        except KeyboardInterrupt:
-            return None
+
+class KeptConversation(Conversation):
+    """A session of the daemon's. A turn that failed or was cut short leaves no trace."""
+
+    def __init__(
+        self, socket_path: Path, session: str, *, think: bool | None, system: str | None, is_verbose: bool
+    ) -> None:
+        super().__init__(socket_path, think=think, system=system, is_verbose=is_verbose)
+        self._session = session_ref(session)
+
+    def reset(self) -> None:
+        from edgeqwen.client import Client
+
+        with Client.connect(self._socket_path) as client:
+            try:
+                client.request("session.reset", session=self._session)
+            except EdgeqwenError as error:
+                if error.code != "not_found":  # one that was never begun is as good as forgotten
+                    raise
+
+    def say(self, text: str) -> None:
+        messages = [*self._first, {"role": "user", "content": text}]
+        self._turn(messages, Screen(ends_line=True), session=self._session)
 
 
 @contextlib.contextmanager

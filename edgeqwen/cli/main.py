@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "models": "edgeqwen.cli.models",
     "pull": "edgeqwen.cli.pull",
     "serve": "edgeqwen.cli.serve",
+    "sessions": "edgeqwen.cli.sessions",
     "stats": "edgeqwen.cli.stats",
 }
 """Name -> module; each has a `command`."""
