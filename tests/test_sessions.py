@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -799,3 +800,16 @@ async def test_operations_over_http_serve_sessions(rig: Rig) -> None:
     writer.close()
     frame = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert (frame["id"], frame["rev"], frame["name"]) == (1, 0, "a")
+
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "protocol.md").read_text(encoding="utf-8")
+SEQUENCES = re.findall(r"^```jsonl in order\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+
+
+async def test_examples_of_the_document_are_answered_in_their_order(rig: Rig) -> None:
+    client = await rig.client()
+    (lines,) = SEQUENCES
+    for line in lines.splitlines():
+        client.write(line.encode() + b"\n")
+        final, _ = await client.read_final()
+        assert "error" not in final, line
