@@ -96,6 +96,10 @@ class Runtime(Protocol):
         """
         ...
 
+    def expect_kv(self, slot: int, start: int, stop: int) -> None:
+        """`write_kv` is about to fill `[start, stop)`: a hint, so that the memory for it can be had at one go."""
+        ...
+
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
         """Put `data` (a buffer with what `read_kv` gave, perhaps of another process) into the slot from `start` on."""
         ...

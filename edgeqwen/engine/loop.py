@@ -152,7 +152,9 @@ class _Step:
     def __call__(self) -> StepOutcome:
         _release(self.runtime, self.releases)
         saved = tuple(self.runtime.read_kv(save.slot, save.start, save.stop) for save in self.plan.saves)
-        for load in self.plan.loads:
+        if loads := self.plan.loads:
+            self.runtime.expect_kv(loads[0].slot, loads[0].start, loads[-1].stop)
+        for load in loads:
             self.runtime.write_kv(load.slot, load.start, load.data)
         if self.plan.copy is not None:
             _copy(self.runtime, self.plan.copy)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from edgeqwen.errors import ConfigInvalid
 
 MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
+MADV_POPULATE_WRITE: Final = 23  # asm-generic/mman-common.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,22 @@ class Arena:
         """Address of the first byte of a slot."""
         assert 0 <= slot < self.shape.num_slots
         return self._base + slot * self.shape.slot_bytes
+
+    def populate(self, slot: int, start: int, stop: int) -> bool:
+        """Have the pages of tokens `[start, stop)` of a slot at one go, which costs half of what page faults do; False
+        if the kernel cannot (before Linux 5.14).
+        """
+        page, shape = mmap.PAGESIZE, self.shape
+        row_bytes = shape.head_dim * np.dtype(shape.dtype).itemsize
+        for head in range(shape.num_heads):
+            base = slot * shape.slot_bytes + head * shape.capacity * row_bytes
+            first = (base + start * row_bytes) // page * page
+            last = -(-(base + stop * row_bytes) // page) * page
+            try:
+                self._map.madvise(MADV_POPULATE_WRITE, first, min(last, len(self._map)) - first)
+            except OSError:
+                return False
+        return True
 
     def release(self, slot: int) -> None:
         """Give the pages that are the slot's alone back to the system; what they held reads as zeros afterwards."""

@@ -40,6 +40,12 @@ class Cache:
             block[...] = arena.view[slot, :, start:stop]
         return data
 
+    def expect(self, slot: int, start: int, stop: int) -> None:
+        """Have the memory of `[start, stop)` of a slot."""
+        for arena in self._arenas.values():
+            if not arena.populate(slot, start, stop):
+                return
+
     def write(self, slot: int, start: int, data: KVData) -> None:
         """Put what `read` gave, or the same bytes in any other buffer, into the slot from `start` on."""
         assert start <= self.lengths[slot]

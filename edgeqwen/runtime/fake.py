@@ -263,6 +263,9 @@ class FakeRuntime:
         rows[:, :_ID_BYTES] = np.array(held.ids[start:stop], "<u4").reshape(-1, 1).view(np.uint8)
         return rows
 
+    def expect_kv(self, slot: int, start: int, stop: int) -> None:
+        assert 0 <= start <= stop <= self._spec.capacity
+
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
         held = self._held.get(slot)
         if held is None:

@@ -154,6 +154,9 @@ class OnnxRuntime:
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         return self._cache.read(slot, start, stop)
 
+    def expect_kv(self, slot: int, start: int, stop: int) -> None:
+        self._cache.expect(slot, start, stop)
+
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
         self._cache.write(slot, start, data)
 
