@@ -20,6 +20,7 @@ import pytest
 from edgeqwen.core.request import Done, Event
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import Inference
+from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.session_messages import SessionGet
 from edgeqwen.sessions.files import SessionFolder, decode
@@ -302,6 +303,20 @@ async def test_receiver_that_breaks_does_not_hold_its_session(tmp_path: Path) ->
         await until(lambda: any(isinstance(event, Done) for event in heard))
 
 
+async def test_answer_cut_at_its_greatest_length_is_not_kept(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, fake_inference("x" * 6000, capacity=8192))
+    limits = WireLimits(reply_bytes=4096)
+    async with serve(tmp_path, rig.inference, limits, sessions=rig.sessions) as rig.wire:
+        client = await rig.client()
+        await client.ask({"op": "session.create", "name": "a"})
+        final = await client.ask({"op": "chat", "session": "@a", "prompt": "x", "max_tokens": 7000})
+        assert (final["finish"], final["rev"]) == ("length", 0)
+        client.send({"op": "chat", "session": "@a", "prompt": "x", "max_tokens": 7000, "stream": True})
+        final, _ = await client.read_final()
+        assert (final["finish"], final["rev"]) == ("stop", 1)
+        assert await said(client, "@a") == ["x", "x" * 6000]
+
+
 # One turn at a time.
 
 
@@ -408,6 +423,20 @@ async def test_list_shows_what_there_is_the_last_used_first(rig: Rig) -> None:
     assert later["tokens"] > 5
     assert later["kv_bytes"] >= 0
     assert later["expires"] == 1_000_004 + 7 * 86_400
+
+
+async def test_long_list_counts_the_tokens_of_the_last_used_only(rig: Rig) -> None:
+    client = await rig.client()
+    await client.ask({"op": "chat", "session": "@a", "prompt": "x"})
+    for number in range(40):
+        rig.clock.now += 1
+        await client.ask({"op": "session.fork", "session": "@a", "name": f"f{number}"})
+    listed = (await client.ask({"op": "session.list"}))["sessions"]
+    tokens = {row["name"]: row["tokens"] for row in listed}
+    counted = (await client.ask({"op": "session.get", "session": "@f0"}))["tokens"]
+    assert tokens["f39"] == counted
+    assert tokens["f0"] > 0
+    assert [row["name"] for row in listed][:2] == ["f39", "f38"]
 
 
 @pytest.mark.parametrize(

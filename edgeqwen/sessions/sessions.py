@@ -28,6 +28,9 @@ from edgeqwen.sessions.turns import Turn, TurnRequest, TurnRules
 
 OVERFLOWS: Final[dict[str | None, Overflow]] = {None: "error", "error": "error", "truncate": "truncate"}
 
+MOST_READ: Final = 32
+"""Sessions of a list whose tokens are read if they are not at hand: a thousand would take the text thread seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
@@ -80,10 +83,6 @@ class Sessions:
         """Whether sessions are kept on disk, how many are not, and what was found unreadable."""
         return self._store.stats()
 
-    def sweep(self) -> None:
-        """Forget what has expired."""
-        self._keeper.sweep()
-
     def turn(self, request: TurnRequest) -> Turn:
         """A turn that is not yet begun. Raises `BadRequest`."""
         return Turn(self._inference, self._keeper, self._tokens, request, self._rules)
@@ -134,11 +133,12 @@ class Sessions:
         return members
 
     async def _list(self, owner: str) -> dict[str, Any]:
-        rows = [await self._row(session) for session in self._table.of(owner)]
+        sessions = self._table.of(owner)
+        rows = [await self._row(session, may_read=place < MOST_READ) for place, session in enumerate(sessions)]
         return {"sessions": rows, "quota": {"sessions": self.limits.per_owner}}
 
-    async def _row(self, session: Session) -> dict[str, Any]:
-        num_tokens, kv_bytes = await self._tokens.sizes(session)
+    async def _row(self, session: Session, *, may_read: bool = True) -> dict[str, Any]:
+        num_tokens, kv_bytes = await self._tokens.sizes(session, may_read=may_read)
         return {
             **_head(session),
             "turns": len(session.turns),

@@ -7,9 +7,9 @@ beforehand, while nothing else is to do: to *settle* the session.
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Final
 
 from edgeqwen.engine.generation import GenerationInput
@@ -29,25 +29,22 @@ class SessionTokens:
         self._known: OrderedDict[str, tuple[int, array[int]]] = OrderedDict()
         self._num_remembered = 0
 
-    async def sizes(self, session: Session) -> tuple[int, int]:
-        """Tokens of the history, and bytes of keys and values that are there for them."""
+    async def sizes(self, session: Session, *, may_read: bool = True) -> tuple[int, int]:
+        """Tokens of the history, and bytes of keys and values that are there for them. Unless they are remembered or
+        `may_read`, the tokens are those that the last turn counted, and nothing is known of keys and values.
+        """
         if not session.turns:
             return 0, 0
-        if self._inference.context == 0:  # the model still loads
+        rev, known = self._known.get(session.id, (-1, None))
+        ids = tuple(known) if known is not None and rev == session.rev else None
+        if ids is None and may_read and self._inference.context > 0:  # 0: the model still loads
+            # Another model's template may refuse what was said.
+            with contextlib.suppress(EdgeqwenError):
+                ids = await self.read(session, GenerationInput(messages=session.history()))
+        if ids is None:
             return session.num_tokens, 0
-        try:
-            ids = await self._ids(session)
-        except EdgeqwenError:  # another model's template may refuse what was said
-            return session.num_tokens, 0
-        num_cached = self._inference.cached_tokens(session.owner, tuple(ids))
+        num_cached = self._inference.cached_tokens(session.owner, ids)
         return len(ids), num_cached * self._inference.kv_bytes_per_token
-
-    async def _ids(self, session: Session) -> Sequence[int]:
-        rev, ids = self._known.get(session.id, (-1, array("I")))
-        if rev == session.rev:
-            self._known.move_to_end(session.id)
-            return ids
-        return await self.read(session, GenerationInput(messages=session.history()))
 
     async def read(self, session: Session, given: GenerationInput) -> tuple[int, ...]:
         """The ids for `given`, whose messages are the session's history. Raises what `Inference.history_ids` does."""
