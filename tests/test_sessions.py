@@ -816,6 +816,7 @@ async def test_http_errors_speak_of_the_conversation(
         await begin_turn(rig, session="@busy")
         body = {"messages": [{"role": "user", "content": "x"}], **members}
         got, answer = await post(rig, **body)
+        gate.opened.set()
         assert (got, answer["error"]["param"]) == (status, param)
 
 
