@@ -597,6 +597,17 @@ def test_lasting_block_that_cannot_be_written_goes_like_any_other(is_stopped: bo
     assert store.stats().num_lost == (3 if is_stopped else 0)
 
 
+def test_memory_that_waited_for_a_write_can_be_had_if_the_write_fails() -> None:
+    store = make_store(budget=128, disk_limit=1000)
+    put(store, "a", numbers(0, 128), is_lasting=True, due_at=1e9)
+    assert not store.make_room(64)
+    first = store.next_write(0.0)
+    assert first is not None
+    assert store.written(first, is_stored=False)
+    store.check()
+    assert store.make_room(128)
+
+
 def test_block_larger_than_the_disk_is_dropped_at_once() -> None:
     store = make_store(budget=64, disk_limit=63)
     put(store, "a", numbers(0, 64), is_lasting=True, due_at=1e9)
@@ -657,6 +668,19 @@ def test_block_whose_file_is_lost_stays_if_it_is_in_memory() -> None:
     assert store.unstore(first) == []
     assert store.make_room(10_000)
     assert store.stats().num_blocks == 0
+
+
+def test_block_on_disk_alone_is_forgotten_with_the_file_of_one_in_memory_before_it() -> None:
+    store = make_store(disk_limit=1000)
+    put(store, "a", numbers(0, 100), is_lasting=True)
+    write(store)
+    first, last = store.match("a", numbers(0, 100), limit=100).blocks
+    assert store.make_room(store.budget_bytes - 64)
+    assert (first.data is None, last.data is None) == (False, True)
+    assert store.unstore(first) == [last]
+    store.check()
+    assert length(store, "a", numbers(0, 100)) == 64
+    assert store.stats().num_blocks == 1
 
 
 def test_lost_block_that_comes_back_while_it_is_in_use_leaves_nothing_behind() -> None:

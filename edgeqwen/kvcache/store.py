@@ -215,6 +215,22 @@ class BlockStore:
         self._unload(block)
         self._forget(block)
 
+    def discard(self, owner: str, ids: Sequence[int]) -> list[Block]:
+        """Forget what is known of `ids` alone: back to where something else of this owner goes on, or somebody is at
+        work. Returns the blocks whose files are of no use now.
+        """
+        useless: list[Block] = []
+        for block in reversed(self.match(owner, ids, limit=len(ids)).blocks):
+            if block.owner != owner or block.children or block.num_pins or block.is_writing:
+                break
+            if block.is_stored:
+                self._inventory.clear_stored(block)
+                useless.append(block)
+            if block.data is not None:
+                self._unload(block)
+            self._forget(block)
+        return useless
+
     # Disk.
 
     @property
@@ -249,7 +265,6 @@ class BlockStore:
             self._give_up_writing(block)
         self._order.use(block, is_new=True)
         self.unpin(before)
-        self._forget_what_is_lost(block)
         return is_kept or not is_stored
 
     def _give_up_writing(self, block: Block) -> None:
