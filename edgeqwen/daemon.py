@@ -124,7 +124,6 @@ def _build(options: DaemonOptions, stop: StopRequest) -> tuple[Inference, Socket
         random_bits=secrets.randbits,
         limits=SessionLimits(per_owner=config.sessions.per_uid, ttl_s=config.sessions.ttl_s),
         default_max_tokens=config.limits.default_max_tokens,
-        settles=config.kv.settle,
     )
     limits, threads = wire_limits(config), options.threads.to_dict()
     return inference, SocketServer(inference, sessions, limits=limits, on_shutdown=stop.ask, threads=threads)

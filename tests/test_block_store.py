@@ -796,3 +796,34 @@ def test_long_text_gets_in_among_others_that_cost_more_to_have_again() -> None:
     assert length(store, "new", ids) == 4096
     assert sum(length(store, owner, ids) for owner in [*map(str, range(9)), "new"]) == store.memory_bytes == 9 * 4096
     store.check()
+
+
+def test_discarding_stops_where_something_else_goes_on() -> None:
+    store = make_store(budget=1000, disk_limit=1000)
+    first, second = numbers(0, 200), (*numbers(0, 128), *numbers(500, 560))
+    put(store, "a", first, is_lasting=True)
+    put(store, "a", second, is_lasting=True)
+    put(store, "b", first)
+    write(store)
+    useless = store.discard("a", first)
+    assert [(block.start, len(block.ids)) for block in useless] == [(192, 8), (128, 64)]
+    store.check()
+    assert (length(store, "a", first), length(store, "a", second)) == (128, 188)
+    assert length(store, "b", first) == 200, "what another owner knows is that owner's"
+    assert len(store.discard("a", second)) == 3
+    store.check()
+    assert length(store, "a", second) == 0
+
+
+def test_discarding_leaves_what_is_in_use() -> None:
+    store = make_store()
+    put(store, "a", numbers(0, 150))
+    match = store.match("a", numbers(0, 100), limit=100)
+    store.pin(match.blocks)
+    assert store.discard("a", numbers(0, 150)) == []
+    store.check()
+    assert length(store, "a", numbers(0, 150)) == 128
+    store.unpin(match.blocks)
+    store.discard("a", numbers(0, 150))
+    assert store.stats().num_blocks == 0
+    store.check()

@@ -97,7 +97,7 @@ async def fork(client: WireClient, chronicle: Chronicle, name: str) -> None:
             chronicle.turns[final["session"]][final["rev"]] = [each["content"] for each in told["messages"]]
         await chat(client, chronicle, final["session"], "fork")
         await check(client, chronicle, final["session"])
-        assert (await client.ask({"op": "session.delete", "session": final["session"]}))["deleted"] is True
+        assert (await client.ask({"op": "session.delete", "session": final["session"]}))["deleted"] == 1
 
 
 async def check(client: WireClient, chronicle: Chronicle, session: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -110,9 +110,13 @@ class BlockDisk:
             names = [block.name(folder.fingerprint) for block in fetch.blocks]
             data = await self._thread.run(lambda: [folder.read(name) for name in names])
             self._spawn(self._touch(names))
-        useless = self._on_fetched(fetch, data)
+        self.remove(self._on_fetched(fetch, data))
+
+    def remove(self, blocks: Sequence[Block]) -> None:
+        """Remove the files of blocks that the store has forgotten."""
+        folder = self._folder
         if folder is not None:
-            self._spawn(self._remove([block.name(folder.fingerprint) for block in useless]))
+            self._spawn(self._remove([block.name(folder.fingerprint) for block in blocks]))
 
     async def _touch(self, names: list[str]) -> None:
         """What was read is worth keeping longer."""

@@ -172,10 +172,12 @@ class Engine:
         """Tokens that prompt and answer may have together: what a slot holds and the budget of the cache allows."""
         return min(self.spec.capacity, self._store.budget_bytes // self.spec.kv_bytes_per_token)
 
-    def want(self, key: str, owner: str, prompt_ids: tuple[int, ...]) -> None:
-        """Have a prompt known when there is nothing else to do; replaces an earlier wish of the same key."""
+    def want(self, key: str, owner: str, prompt_ids: tuple[int, ...], *, computes: bool = True) -> None:
+        """Have a prompt known, on disk too: what is known of it stays so, and what is not is computed when there is
+        nothing else to do, if that is wanted (`computes`). Replaces an earlier wish of the same key.
+        """
         request = Request("", owner, prompt_ids, SamplingParams(), max_tokens=0, is_lasting=True)
-        self._scheduler.want(key, request)
+        self._scheduler.want(key, request, now=self._clock(), computes=computes)
         self._loop.wake()
 
     def want_shared(self, key: str, prompt_ids: tuple[int, ...]) -> None:
@@ -187,6 +189,12 @@ class Engine:
         """Nobody wants that prompt any more."""
         self._scheduler.forget(key)
         self._loop.wake()
+
+    def discard(self, owner: str, ids: tuple[int, ...]) -> None:
+        """Nobody comes back to `ids`: forget what is known of them alone, on disk too."""
+        useless = self._store.discard(owner, ids)
+        if self._disk is not None:
+            self._disk.remove(useless)
 
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` need not be computed if they come now, as far as the store knows."""

@@ -21,7 +21,8 @@ class GenerationInput:
     """Exactly one of `messages` (chat), `prompt` and `tokens` (generate, no template) is given.
 
     `messages` are mappings with `role` and `content` (str) and, for assistants, `reasoning_content` and `tool_calls`.
-    `template_kwargs` are further scalars for the template. `is_lasting`: keys and values are worth a place on disk.
+    `template_kwargs` are further scalars for the template. `has_history`: the messages begin with a
+    session's, which a limit on the messages of a request is not about.
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -52,4 +53,4 @@ class GenerationInput:
     speculate: bool | None = None
     cache: bool | None = None
     priority: str | None = None
-    is_lasting: bool = False
+    has_history: bool = False

@@ -294,14 +294,21 @@ class Inference:
         return await self._text.history_ids(given)
 
     def settle(self, key: str, owner: str, ids: tuple[int, ...]) -> None:
-        """Have the prompt `ids` computed and kept when nothing else is to do; replaces an earlier wish of `key`."""
-        if self._engine is not None and self.state == "ready" and self._kv.settles:
-            self._engine.want(key, owner, ids)
+        """The conversation `key` goes on with the prompt `ids`: what is known of it is kept, on disk too, and the rest
+        is computed when nothing else is to do (unless the settings say no). Replaces what was said of `key` before.
+        """
+        if self._engine is not None and self.state == "ready":
+            self._engine.want(key, owner, ids, computes=self._kv.settles)
 
     def unsettle(self, key: str) -> None:
         """Nobody wants that prompt any more."""
         if self._engine is not None:
             self._engine.forget(key)
+
+    def discard(self, owner: str, ids: tuple[int, ...]) -> None:
+        """Nobody comes back to a conversation that begins with `ids`: forget what is known of it alone, on disk too."""
+        if self._engine is not None:
+            self._engine.discard(owner, ids)
 
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` would not have to be computed now."""

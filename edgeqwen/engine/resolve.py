@@ -72,7 +72,7 @@ def _check_prompt(given: GenerationInput, *, limits: EngineLimits, num_tokens: i
             raise BadRequest("this model has no chat template: use generate", field="messages")
         if given.echo:
             raise BadRequest("echo is for generate only", field="echo")
-        if not given.messages or (len(given.messages) > limits.messages and not given.is_lasting):  # a session grows
+        if not given.messages or (len(given.messages) > limits.messages and not given.has_history):  # a session grows
             message = f"messages must hold 1 to {limits.messages} messages, not {len(given.messages)}"
             raise BadRequest(message, field="messages")
         return
@@ -167,7 +167,6 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         starts_in_reasoning=prompt.starts_in_reasoning,
         may_speculate=_or(given.speculate, True),
         may_cache=_or(given.cache, True),
-        is_lasting=given.is_lasting,
         priority=PRIORITIES[_or(given.priority, "normal")],
         deadline_at=at.arrived_at + deadline_ms / 1000,
         arrived_at=at.arrived_at,

@@ -88,18 +88,20 @@ class Entry:
     def _is_worth_waiting(self, sequence: Sequence, match: Match, running: Seq[Sequence]) -> bool:
         """Others know more of its tokens than the store does: have that put there, once."""
         request = sequence.request
-        if sequence.has_asked or not request.may_cache:
+        if not request.may_cache:
             return False
         ids, least = sequence.tokens(0, sequence.num_tokens - 1), match.length + WORTH_WAITING
         if self._transfers.covered_by_saving(request.owner, ids) >= least:
             return True
+        if sequence.has_asked:
+            return self._transfers.is_serving(sequence)
         donors = [each for each in running if each.request.owner == request.owner and each.request.may_cache]
         lengths = [common_length(each.tokens(0, each.num_computed), ids) for each in donors]
         best = max(range(len(donors)), key=lambda index: lengths[index], default=None)
         if best is None or lengths[best] < least:
             return False
         sequence.has_asked = True
-        self._transfers.ask(donors[best], lengths[best])
+        self._transfers.ask(sequence, donors[best], lengths[best])
         return True
 
     def _has_room(self, sequence: Sequence, match: Match) -> bool:

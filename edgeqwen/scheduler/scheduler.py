@@ -163,11 +163,14 @@ class Scheduler:
 
     # Background.
 
-    def want(self, key: str, request: Request) -> None:
-        """Have the prompt of `request` (of 0 `max_tokens`) computed and kept when there is nothing else to do."""
+    def want(self, key: str, request: Request, *, now: float = 0.0, computes: bool = True) -> None:
+        """The prompt of `request` (of 0 `max_tokens`) will be wanted: what is known of it is lasting from now on, and
+        what is not is computed when there is nothing else to do, if `computes`.
+        """
         assert not request.rid
         self.forget(key)
-        if len(request.prompt_ids) <= self._spec.capacity:
+        self._transfers.make_lasting(request.owner, request.prompt_ids, now)
+        if computes and len(request.prompt_ids) <= self._spec.capacity:
             self.background.want(key, request)
 
     def forget(self, key: str) -> None:

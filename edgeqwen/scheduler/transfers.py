@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgeqwen.core.step import KVData
-from edgeqwen.kvcache import Block, BlockStore
+from edgeqwen.kvcache import Block, BlockStore, Match
 from edgeqwen.kvcache.blocks import common_length
 from edgeqwen.scheduler.plan import SlotSave
 from edgeqwen.scheduler.sequence import Sequence
@@ -45,8 +45,9 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Export:
-    """The beginning of a sequence that runs, for others that begin in the same way."""
+    """The first `length` tokens of a sequence that runs, for another one that begins in the same way and waits."""
 
+    asker: Sequence
     donor: Sequence
     length: int
 
@@ -115,9 +116,22 @@ class Transfers:
                 self._store.unreserve(saving.parked_bytes)
                 saving.parked_bytes = 0
 
-    def ask(self, donor: Sequence, length: int) -> None:
+    def make_lasting(self, owner: str, ids: tuple[int, ...], now: float) -> None:
+        """The blocks that are known of `ids` belong to a conversation, those on their way into the store too."""
+        match = self._store.match(owner, ids, limit=len(ids))
+        whole = tuple(block for block in match.blocks if block.stop <= match.length)
+        self._store.make_lasting(Match(whole, match.length), due_at=now + self._write_delay_s)
+        for saving in self._savings.values():
+            if saving.owner == owner and common_length(saving.ids, ids) > match.length:
+                saving.is_lasting = True
+
+    def ask(self, asker: Sequence, donor: Sequence, length: int) -> None:
         """Have the first `length` tokens of a running sequence put into the store."""
-        self._exports.append(_Export(donor, length))
+        self._exports.append(_Export(asker, donor, length))
+
+    def is_serving(self, asker: Sequence) -> bool:
+        """What was asked for is still on its way."""
+        return any(export.asker is asker for export in self._exports)
 
     def covered_by_saving(self, owner: str, ids: tuple[int, ...]) -> int:
         """Tokens that `ids` begins with as a slot does that is being saved."""
@@ -127,19 +141,31 @@ class Transfers:
     def plan(self) -> tuple[tuple[SlotSave, ...], list[int]]:
         """The next pieces to read, and the slots that are done with: they are nobody's now."""
         assert not self._pieces
-        room, done = MAX_BYTES, []
-        exports, self._exports = self._exports, []
-        for export in exports:
-            if export.donor.slot is not None:
-                request, slot = export.donor.request, export.donor.slot
-                ids = export.donor.tokens(0, min(export.length, export.donor.num_computed))
-                room = self._take_pieces(_Saving(slot, request.owner, ids, request.is_lasting), room)[1]
+        room, done = self._plan_exports(MAX_BYTES), []
         for saving in tuple(self._savings.values()):
             is_done, room = self._take_pieces(saving, room)
             if is_done:
                 done.append(saving.slot)
                 self._end(saving)
         return tuple(piece.save for piece in self._pieces), done
+
+    def _plan_exports(self, room: int) -> int:
+        """Plan what fits `room`; the room that is left. What several ask of one sequence is read once."""
+        exports, self._exports = self._exports, []
+        donors: set[Sequence] = set()
+        for export in exports:
+            donor = export.donor
+            if donor.slot is None:  # it has ended, and what it holds is being saved anyway
+                continue
+            is_done = False
+            if donor not in donors:
+                ids = donor.tokens(0, min(export.length, donor.num_computed))
+                saving = _Saving(donor.slot, donor.request.owner, ids, donor.request.is_lasting)
+                is_done, room = self._take_pieces(saving, room)
+            if not is_done:
+                donors.add(donor)
+                self._exports.append(export)
+        return room
 
     def _take_pieces(self, saving: _Saving, room: int) -> tuple[bool, int]:
         """Plan what fits `room`; whether nothing of it is left to do, and the room that is left."""

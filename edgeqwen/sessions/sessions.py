@@ -55,7 +55,6 @@ class Sessions:
         random_bits: Callable[[int], int],
         limits: SessionLimits | None = None,
         default_max_tokens: int = 2048,
-        settles: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.limits = limits or SessionLimits()
@@ -64,7 +63,7 @@ class Sessions:
         self._table = SessionTable(per_owner=self.limits.per_owner, random_bits=random_bits)
         self._tokens = SessionTokens(inference)
         self._keeper = Keeper(self._table, store, clock=clock, on_forgotten=self._tokens.forget)
-        self._rules = TurnRules(default_max_tokens=default_max_tokens, ttl_s=self.limits.ttl_s, settles=settles)
+        self._rules = TurnRules(default_max_tokens=default_max_tokens, ttl_s=self.limits.ttl_s)
 
     @property
     def num_sessions(self) -> int:
@@ -135,7 +134,11 @@ class Sessions:
     async def _list(self, owner: str) -> dict[str, Any]:
         sessions = self._table.of(owner)
         rows = [await self._row(session, may_read=place < MOST_READ) for place, session in enumerate(sessions)]
-        return {"sessions": rows, "quota": {"sessions": self.limits.per_owner}}
+        return {"sessions": rows, "quota": {"sessions": self.limits.per_owner, "kv_bytes": self._kv_budget()}}
+
+    def _kv_budget(self) -> int:
+        """Bytes of keys and values that there may be in memory, of all users together."""
+        return self._inference.stats().kv.get("budget_bytes", 0)
 
     async def _row(self, session: Session, *, may_read: bool = True) -> dict[str, Any]:
         num_tokens, kv_bytes = await self._tokens.sizes(session, may_read=may_read)
@@ -152,10 +155,11 @@ class Sessions:
     async def _reset(self, message: SessionReset, owner: str) -> dict[str, Any]:
         session = self._table.get(owner, message.session)
         self._table.check_idle(session)
-        self._tokens.forget(session)
         emptied = reset(session, keep_system=message.keep_system, now=self._keeper.clock())
         self._table.replace(emptied)
-        return _head(emptied) | await self._save(emptied)
+        saved = await self._save(emptied)
+        await self._tokens.discard(session)
+        return _head(emptied) | saved
 
     async def _fork(self, message: SessionFork, owner: str) -> dict[str, Any]:
         session = self._table.get(owner, message.session)
@@ -165,10 +169,10 @@ class Sessions:
     async def _delete(self, message: SessionDelete, owner: str) -> dict[str, Any]:
         session = self._table.get(owner, message.session)
         self._table.check_idle(session)
-        self._tokens.forget(session)
         self._table.remove(session)
         is_removed = await self._store.remove(session)
-        return {"session": session.id, "deleted": True} | ({} if is_removed else {"saved": False})
+        await self._tokens.discard(session)
+        return {"session": session.id, "deleted": 1} | ({} if is_removed else {"saved": False})
 
     async def _save(self, session: Session) -> dict[str, Any]:
         return {} if await self._store.save(session) else {"saved": False}

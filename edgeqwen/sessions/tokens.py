@@ -2,7 +2,8 @@
 
 A template renders a past turn otherwise than it was generated (a thought is cut, an empty block of thought is left
 out), so the last answer would have to be computed again when the conversation goes on. The engine is asked to do that
-beforehand, while nothing else is to do: to *settle* the session.
+beforehand, while nothing else is to do: to *settle* the session. From that it also learns what is worth a place on
+disk.
 """
 
 from __future__ import annotations
@@ -58,16 +59,25 @@ class SessionTokens:
         return ids
 
     def settle(self, session: Session, ids: tuple[int, ...]) -> None:
-        """Have `ids` computed when there is nothing else to do."""
+        """The session goes on with `ids`: have them kept, and computed when there is nothing else to do."""
         self._inference.settle(session.id, session.owner, ids)
 
     def unsettle(self, session: Session) -> None:
         """What was to be computed for `session` is no longer what its next prompt begins with."""
         self._inference.unsettle(session.id)
 
+    async def discard(self, session: Session) -> None:
+        """The session is gone, and on purpose: nothing of what was said in it is to stay."""
+        if session.turns and session.id not in self._known and self._inference.context > 0:
+            with contextlib.suppress(EdgeqwenError):
+                await self.read(session, GenerationInput(messages=session.history()))
+        self.forget(session)
+
     def forget(self, session: Session) -> None:
         """The session is gone."""
         self.unsettle(session)
+        if (known := self._known.get(session.id)) is not None:
+            self._inference.discard(session.owner, tuple(known[1]))
         self._forget_ids(session)
 
     def _forget_ids(self, session: Session) -> None:

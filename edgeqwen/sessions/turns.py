@@ -53,7 +53,6 @@ class TurnRules:
     default_max_tokens: int = 2048
     ttl_s: int = 7 * 86_400
     max_messages: int = 256
-    settles: bool = True
 
 
 class Turn:
@@ -149,7 +148,7 @@ class Turn:
 
     def _with_history(self, session: Session, num_dropped: int) -> GenerationInput:
         messages = (*session.history(num_dropped=num_dropped), *self._addition.messages)
-        return dataclasses.replace(self._request.given, messages=messages, is_lasting=True)
+        return dataclasses.replace(self._request.given, messages=messages, has_history=True)
 
     async def _num_to_drop(self, session: Session) -> int:
         """The fewest of the oldest turns without which prompt and answer fit; all, if nothing helps."""
@@ -213,7 +212,7 @@ class Turn:
             event = Failed(done.rid, RuntimeFailed("the turn could not be kept"))
         self._release()
         self._forward(event)
-        if self._kept is not None and self._rules.settles and self._given.cache is not False:
+        if self._kept is not None and self._given.cache is not False:
             await self._settle(self._kept)
 
     async def _keep(self, done: Done) -> None:
