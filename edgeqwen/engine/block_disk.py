@@ -141,7 +141,7 @@ class BlockDisk:
         if self._folder is None or self._is_writing or self._is_closing:
             return
         now = self._clock()
-        if now < self._paused_until:
+        if now < self._paused_until or (self._timer is not None and not self._store.is_writing):
             return
         block = self._store.next_write(now)
         if block is not None:
@@ -151,10 +151,12 @@ class BlockDisk:
             self._wake_at(due_at)
 
     def _wake_at(self, due_at: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         delay_s = max(0.0, due_at - self._clock()) + 0.001
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self.pump)
+        self._timer = self._timer or asyncio.get_running_loop().call_later(delay_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.pump()
 
     async def _write(self, block: Block) -> None:
         is_stored = await self._is_written(block)

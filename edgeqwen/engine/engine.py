@@ -70,7 +70,7 @@ class Engine:
             scheduler=self._scheduler,
             records=self._records,
             fetch=self._fetch,
-            on_step=self._after_step,
+            on_plan=self._pump_disk,
             clock=clock,
         )
         self._disk_task: asyncio.Task[None] | None = None
@@ -105,7 +105,7 @@ class Engine:
         self._loop.wake()
         return useless
 
-    def _after_step(self) -> None:
+    def _pump_disk(self) -> None:
         if self._disk is not None:
             self._disk.pump()
 

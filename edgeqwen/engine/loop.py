@@ -44,7 +44,7 @@ class StepOutcome:
 
 class StepLoop:
     """Drives one runtime. `run` ends after `close`, never inside a step. `fetch` is given blocks that are to be read
-    from disk; `on_step` is called after each step.
+    from disk; `on_plan` is called after each plan, which may have made work for the disk.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class StepLoop:
         scheduler: Scheduler,
         records: Records,
         fetch: Callable[[Fetch], None],
-        on_step: Callable[[], None],
+        on_plan: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         self._runtime = runtime
@@ -63,7 +63,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._records = records
         self._fetch = fetch
-        self._on_step = on_step
+        self._on_plan = on_plan
         self._clock = clock
         self._work = asyncio.Event()
         self._is_closing = False
@@ -89,9 +89,9 @@ class StepLoop:
             releases = self._scheduler.take_releases()
             for fetch in self._scheduler.take_fetches():
                 self._fetch(fetch)
+            self._on_plan()
             if plan is not None:
                 await self._step(plan, releases, now)
-                self._on_step()
             elif releases:
                 await self._release(releases)
             else:
