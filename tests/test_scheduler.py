@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings
@@ -28,6 +30,7 @@ from edgeqwen.scheduler import (
     StepPlan,
     TokenDrawn,
 )
+from edgeqwen.scheduler import line as scheduler_line
 from edgeqwen.scheduler.chunking import FIRST_CHUNK, MIN_CHUNK, ChunkSizer
 from edgeqwen.scheduler.sequence import TRANSITIONS, State
 from edgeqwen.scheduler.sequence import Sequence as Seq
@@ -403,10 +406,16 @@ def test_repr_shows_the_state() -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Random operations. The model: what each slot holds, what each choice was given, who has ended."""
+    """Random operations. The model: what each slot holds, what each choice was given, who has ended.
+
+    Sequences may be preempted soon and grow old fast, so that it happens.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.patches = ExitStack()
+        self.patches.enter_context(mock.patch.object(scheduler_line, "MIN_TOKENS", 2))
+        self.patches.enter_context(mock.patch.object(scheduler_line, "AGING_S", 4.0))
         spec = RuntimeSpec(3, CAPACITY, 100, 100, 1, 20)
         self.store = BlockStore(budget_bytes=300, token_bytes=1, capacity=CAPACITY, disk_limit_bytes=200)
         self.scheduler = Scheduler(
@@ -631,6 +640,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, everything ends by itself and every slot comes back."""
+        with self.patches:
+            self.end_all()
+
+    def end_all(self) -> None:
         for _ in range(2000):
             while self.fetches:
                 self.fetch(is_damaged=False)
