@@ -21,6 +21,7 @@ from edgeqwen.sessions.session import (
     is_name,
     new_id,
     reset,
+    used,
 )
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -87,6 +88,15 @@ def test_fork_at_what_was_dropped_or_is_yet_to_come_is_refused_with_the_range(at
 def test_reset_is_a_revision_without_turns(keep_system: bool, said: list[str]) -> None:
     session = reset(session_of(2, system="S"), keep_system=keep_system, now=20.0)
     assert (session.rev, session.first_rev, session.used_at, texts(session)) == (3, 3, 20.0, said)
+
+
+def test_time_of_a_session_does_not_go_back_with_the_clock() -> None:
+    session = session_of(2)
+    assert session.used_at == 3.0
+    added = appended(session, [], system=None, num_dropped=0, num_tokens=0, model="", now=-5.0)
+    for each in (used(session, -5.0), added, reset(session, keep_system=True, now=-5.0)):
+        assert each.used_at == 3.0
+    assert used(session, 4.0).used_at == 4.0
 
 
 def test_other_revision_is_a_conflict_that_says_both() -> None:

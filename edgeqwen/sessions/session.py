@@ -98,8 +98,12 @@ def is_name(text: str) -> bool:
 
 
 def used(session: Session, now: float) -> Session:
-    """The same, its time to live beginning anew."""
-    return msgspec.structs.replace(session, used_at=now)
+    """The same, its time to live beginning anew.
+
+    A device without a clock of its own starts somewhere in the past and is put right later: a session that is used
+    meanwhile must not be taken for one of long ago, so its time does not go back.
+    """
+    return msgspec.structs.replace(session, used_at=max(session.used_at, now))
 
 
 def nameless(session: Session) -> Session:
@@ -122,14 +126,13 @@ def appended(
     dropped = session.turns[:num_dropped]
     turn = PastTurn(rev, tuple(dict(message) for message in messages))
     return msgspec.structs.replace(
-        session,
+        used(session, now),
         system=system,
         rev=rev,
         first_rev=dropped[-1].rev if dropped else session.first_rev,
         turns=(*session.turns[num_dropped:], turn),
         num_tokens=num_tokens,
         model=model,
-        used_at=now,
     )
 
 
@@ -137,7 +140,7 @@ def reset(session: Session, *, keep_system: bool, now: float) -> Session:
     """Without turns, and without the system message unless that is kept."""
     rev = session.rev + 1
     system = session.system if keep_system else None
-    return msgspec.structs.replace(session, system=system, rev=rev, first_rev=rev, turns=(), num_tokens=0, used_at=now)
+    return msgspec.structs.replace(used(session, now), system=system, rev=rev, first_rev=rev, turns=(), num_tokens=0)
 
 
 def forked(session: Session, *, at: int | None, fork_id: str, name: str | None, now: float) -> Session:

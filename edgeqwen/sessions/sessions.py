@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -132,8 +133,10 @@ class Sessions:
         return members
 
     async def _list(self, owner: str) -> dict[str, Any]:
-        sessions = self._table.of(owner)
-        rows = [await self._row(session, may_read=place < MOST_READ) for place, session in enumerate(sessions)]
+        rows: list[dict[str, Any]] = []
+        for place, session in enumerate(self._table.of(owner)):
+            rows.append(await self._row(session, may_read=place < MOST_READ))
+            await asyncio.sleep(0)  # others are not kept waiting for a thousand look-ups
         return {"sessions": rows, "quota": {"sessions": self.limits.per_owner, "kv_bytes": self._kv_budget()}}
 
     def _kv_budget(self) -> int:
