@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from edgeqwen.core.request import Request
 from edgeqwen.core.step import RuntimeSpec
 from edgeqwen.kvcache import Block, BlockStore, Match, SlotTable
 from edgeqwen.kvcache.blocks import common_length
@@ -74,6 +75,12 @@ class Entry:
             return Entered.SOON
         self._take_slot(sequence, match)
         return Entered.YES
+
+    def num_known(self, request: Request) -> int:
+        """Tokens of a prompt that need not be computed, as things are now."""
+        if not request.may_cache:
+            return 0
+        return self._store.match(request.owner, request.prompt_ids, limit=len(request.prompt_ids) - 1).length
 
     def is_known(self, sequence: Sequence) -> bool:
         """Whether there is nothing to compute of a sequence that waits."""

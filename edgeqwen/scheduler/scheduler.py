@@ -130,8 +130,9 @@ class Scheduler:
         assert min(len(request.prompt_ids), request.max_tokens, request.n) > 0
         self._check_size(request)
         num_before = self.num_queued
+        num_known = self._entry.num_known(request)
         for sequence in self._groups.add(request).sequences:
-            sequence.number, sequence.since = next(self._numbers), now
+            sequence.number, sequence.since, sequence.num_known = next(self._numbers), now, num_known
             self._waiting[sequence] = None
         self._interrupt_background()
         return num_before
@@ -284,6 +285,7 @@ class Scheduler:
             return False
         del self._decoding[slot]
         victim.slot, victim.reserved_bytes, victim.num_computed, victim.since = None, 0, 0, now
+        victim.num_known = length
         victim.enter(State.WAITING)
         self._waiting[victim] = None
         self.num_preempted += 1

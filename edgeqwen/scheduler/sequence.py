@@ -46,11 +46,12 @@ TRANSITIONS: Final[dict[State, frozenset[State]]] = {
 class Sequence:
     """One choice of a request. Only the scheduler changes it; `num_computed` tokens of it are in the slot.
 
-    `number` is its place in the order of arrival, `since` when it began to wait. `reserved_bytes` of the cache's budget
-    are its own, `pins` are blocks kept for it, `loads` what is still to go from them into its slot. `is_fetching`: some
-    of them are read from disk. `is_parking`: it was preempted, and its slot is being saved. `is_spoilt`: what its slot
-    holds is not to be kept. `has_asked`: what others have computed of its beginning was asked for once. `drafter`
-    guesses its next tokens; None as long as nothing is to be guessed.
+    `number` is its place in the order of arrival, `since` when it began to wait; `num_known` tokens of it were known
+    when it came, `num_cached` when it got its first slot. `reserved_bytes` of the cache's budget are its own, `pins` are
+    blocks kept for it, `loads` what is still to go from them into its slot. `is_fetching`: some of them are read from
+    disk. `is_parking`: it was preempted, and its slot is being saved. `is_spoilt`: what its slot holds is not to be
+    kept. `has_asked`: what others have computed of its beginning was asked for once. `drafter` guesses its next tokens;
+    None as long as nothing is to be guessed.
     """
 
     request: Request
@@ -61,6 +62,7 @@ class Sequence:
     slot: int | None = None
     is_in_flight: bool = False
     num_computed: int = 0
+    num_known: int = 0
     num_cached: int | None = None
     generated: list[int] = field(default_factory=list)
     num_since_begin: int = 0
@@ -93,8 +95,10 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Tokens that must be computed before another can be drawn."""
-        return self.num_tokens - self.num_computed
+        """Tokens that must be computed before another can be drawn; of one that waits, as it seemed when it came."""
+        if self.state is State.WAITING:
+            return max(1, self.num_tokens - self.num_known)
+        return self.num_tokens - (self.loads[-1].stop if self.loads else self.num_computed)
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Those from position `start` to `stop`, prompt and answer as one."""
