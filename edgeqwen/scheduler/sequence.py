@@ -47,7 +47,7 @@ class Sequence:
     """One choice of a request. Only the scheduler changes it; `num_computed` tokens of it are in the slot.
 
     `number` is its place in the order of arrival, `since` when it began to wait; `num_known` tokens of it were known
-    when it came, `num_cached` when it got its first slot. `reserved_bytes` of the cache's budget are its own, `pins` are
+    when it came, `num_cached` when it got its slot. `reserved_bytes` of the cache's budget are its own, `pins` are
     blocks kept for it, `loads` what is still to go from them into its slot. `is_fetching`: some of them are read from
     disk. `is_parking`: it was preempted, and its slot is being saved. `is_spoilt`: what its slot holds is not to be
     kept. `has_asked`: what others have computed of its beginning was asked for once. `drafter` guesses its next tokens;
