@@ -181,6 +181,18 @@ class StoreMachine(RuleBasedStateMachine):
         stored = [block for block in self.store._tree if block.is_stored]
         self.unstore(stored[place % len(stored)])
 
+    @rule(owner=owners, ids=texts)
+    def discard(self, owner: str, ids: Ids) -> None:
+        used = {block for block in self.store._tree if block.num_pins or block.is_writing or block.owner != owner}
+        others = {block for block in self.store._tree if path_ids(block)[: len(ids)] != ids[: block.stop]}
+        for block in self.store.discard(owner, ids):
+            del self.files[block.name("model")]
+        assert used | others <= set(self.store._tree)
+        for block in self.store._tree:
+            is_alone = not (block.num_pins or block.is_writing or block.children)
+            is_beginning = path_ids(block) == ids[: block.stop]
+            assert not (is_alone and is_beginning and block.owner == owner), "it could have gone"
+
     @rule(owner=owners, ids=texts, num_shared=st.integers(0, 2))
     def find_files(self, owner: str, ids: Ids, num_shared: int) -> None:
         above: Block | None = None
@@ -813,6 +825,19 @@ def test_discarding_stops_where_something_else_goes_on() -> None:
     assert len(store.discard("a", second)) == 3
     store.check()
     assert length(store, "a", second) == 0
+
+
+def test_discarding_takes_the_former_ends_of_a_conversation_along() -> None:
+    store = make_store(disk_limit=1000)
+    for stop in (10, 20, 100, 110, 200):
+        put(store, "a", numbers(0, stop), is_lasting=True)
+        write(store)
+    put(store, "b", numbers(0, 10))
+    useless = store.discard("a", numbers(0, 200))
+    assert sorted(block.stop for block in useless) == [10, 20, 64, 100, 110, 128, 192, 200]
+    assert all(below not in useless[place:] for place, block in enumerate(useless) for below in block.descendants())
+    store.check()
+    assert (store.stats().num_blocks, store.disk_bytes, store.memory_bytes) == (1, 0, 10)
 
 
 def test_discarding_leaves_what_is_in_use() -> None:

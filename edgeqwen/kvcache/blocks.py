@@ -148,6 +148,11 @@ def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     return next(index for index in range(most) if left[index] != right[index])
 
 
+def _is_either_beginning(left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+    """Whether one begins with all of the other."""
+    return common_length(left, right) == min(len(left), len(right))
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Known blocks from position 0 on; of the last one perhaps only a part is of use: `length` tokens in all."""
@@ -229,6 +234,21 @@ class BlockTree:
                 return above, start
             above, start = block, start + BLOCK_TOKENS
         return above, start
+
+    def along(self, owner: str, ids: Sequence[int]) -> list[Block]:
+        """All blocks of the owner on the way along `ids`, parents first: former ends of it too, and what begins with
+        all that is left.
+        """
+        found: list[Block] = []
+        todo = [self.root]
+        while todo:
+            above = todo.pop()
+            rest = tuple(ids[above.stop : above.stop + BLOCK_TOKENS])
+            beside = [block for siblings in self._visible(above, owner) for block in siblings.blocks]
+            on_the_way = [block for block in beside if rest and _is_either_beginning(block.ids, rest)]
+            found += [block for block in on_the_way if block.owner == owner]
+            todo += [block for block in on_the_way if block.is_full]
+        return found
 
     def add(self, block: Block) -> list[Block]:
         """Put a block below its parent; returns those that it makes superfluous, which are still there."""

@@ -220,9 +220,9 @@ class BlockStore:
         work. Returns the blocks whose files are of no use now.
         """
         useless: list[Block] = []
-        for block in reversed(self.match(owner, ids, limit=len(ids)).blocks):
-            if block.owner != owner or block.children or block.num_pins or block.is_writing:
-                break
+        for block in reversed(self._tree.along(owner, ids)):
+            if block.children or block.num_pins or block.is_writing:
+                continue
             if block.is_stored:
                 self._inventory.clear_stored(block)
                 useless.append(block)
