@@ -259,3 +259,16 @@ def test_the_choices_of_a_request_share_what_is_known_and_what_they_compute() ->
     assert desk.run("many", prompt, n=3) == 40 + 1 + 1
     assert desk.cached["many"] == 150
     assert desk.drawn["many"] == alone(prompt, 4)
+
+
+@pytest.mark.parametrize("budget", [710, 800, 1000, 1500, 1700])
+def test_a_beginning_that_has_no_room_in_the_budget_is_shared_as_far_as_it_has(budget: int) -> None:
+    """What is read is kept: the second block is not made room for by dropping the first."""
+    desk = Desk(budget=budget)
+    common = text(1, 600)
+    for rid, last in (("a", 2), ("b", 3)):
+        desk.submit(rid, common + text(last, 10), 90)
+    desk.finish()
+    assert sum(num_saved(plan) for plan in desk.plans) <= 3 * 700
+    for rid, last in (("a", 2), ("b", 3)):
+        assert desk.drawn[rid] == alone(common + text(last, 10), 90)

@@ -2,19 +2,20 @@
 
 A slot whose sequence has left it belongs to `Transfers` until what it holds is in the store, and is free then. Every
 plan takes a piece of at most `MAX_BYTES` with it, so that nobody waits long for the copying. Room in the budget is
-reserved before a piece is read; where there is none and none will come, what is left is given up.
+reserved before a piece is read; where there is none and none will come, what is left is given up. What is there already
+is pinned until then: else room for the next block might be made by dropping the one before it, for ever.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from edgeqwen.core.step import KVData
 from edgeqwen.kvcache import Block, BlockStore, Match
 from edgeqwen.kvcache.blocks import common_length
 from edgeqwen.scheduler.plan import SlotSave
-from edgeqwen.scheduler.sequence import Sequence
+from edgeqwen.scheduler.sequence import Sequence, State
 
 MAX_BYTES: Final = 64 << 20
 WRITE_DELAY_S: Final = 5.0
@@ -23,8 +24,9 @@ WRITE_DELAY_S: Final = 5.0
 
 @dataclass(eq=False, slots=True)
 class _Saving:
-    """`ids` are the tokens whose cache the slot holds. `parked` is the sequence that was preempted and will be back:
-    room is reserved for all of it (`parked_bytes` are left), and the blocks are pinned for it.
+    """`ids` are the tokens whose cache the slot holds, `pins` the blocks of them that there are. `parked` is the
+    sequence that was preempted and will be back: room is reserved for all of it (`parked_bytes` are left), and it gets
+    the pins.
     """
 
     slot: int
@@ -34,6 +36,7 @@ class _Saving:
     reserved_bytes: int = 0
     parked: Sequence | None = None
     parked_bytes: int = 0
+    pins: list[Block] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,11 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Export:
-    """The first `length` tokens of a sequence that runs, for another one that begins in the same way and waits."""
+    """The beginning of a sequence that runs, for another one that begins in the same way and waits."""
 
     asker: Sequence
     donor: Sequence
-    length: int
+    saving: _Saving
 
 
 class Transfers:
@@ -77,8 +80,9 @@ class Transfers:
         """Save the first `length` tokens of a sequence that has ended; the slot and the reservation are ours now."""
         request = sequence.request
         ids = sequence.tokens(0, length)
-        self._savings[slot] = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes)
-        self._shrink(self._savings[slot], length)
+        saving = self._savings[slot] = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes)
+        self._pin(saving)
+        self._shrink(saving, length)
 
     def _shrink(self, saving: _Saving, length: int) -> None:
         """Give back what was reserved for tokens that never came."""
@@ -89,26 +93,21 @@ class Transfers:
 
     def park(self, slot: int, sequence: Sequence, *, reserved_bytes: int, length: int) -> bool:
         """As `take_slot`, for a sequence that is to go on later. False, and nothing done, if there is no room."""
-        store, ids = self._store, sequence.tokens(0, length)
-        known = store.match(sequence.request.owner, ids, limit=length).loaded_part().blocks
-        missing = store.missing(sequence.request.owner, ids)
-        num_bytes = sum(stop - start for start, stop in missing) * store.token_bytes
-        store.pin(known)
-        if not store.reserve(num_bytes):
-            store.unpin(known)
+        request, ids = sequence.request, sequence.tokens(0, length)
+        missing = self._store.missing(request.owner, ids)
+        num_bytes = sum(stop - start for start, stop in missing) * self._store.token_bytes
+        saving = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes, sequence, num_bytes)
+        self._pin(saving)
+        if not self._store.reserve(num_bytes):
+            self._store.unpin(saving.pins)
             return False
-        sequence.pins = list(known)
         sequence.is_parking = True
-        saving = _Saving(slot, sequence.request.owner, ids, sequence.request.is_lasting, reserved_bytes)
-        saving.parked, saving.parked_bytes = sequence, num_bytes
         self._savings[slot] = saving
         self._shrink(saving, length)
         return True
 
     def forget_parked(self, sequence: Sequence) -> None:
         """A preempted sequence has ended: what was kept for it is kept like anything else."""
-        self._store.unpin(sequence.pins)
-        sequence.pins = []
         sequence.is_parking = False
         for saving in self._savings.values():
             if saving.parked is sequence:
@@ -127,7 +126,11 @@ class Transfers:
 
     def ask(self, asker: Sequence, donor: Sequence, length: int) -> None:
         """Have the first `length` tokens of a running sequence put into the store."""
-        self._exports.append(_Export(asker, donor, length))
+        assert donor.slot is not None
+        request, ids = donor.request, donor.tokens(0, length)
+        export = _Export(asker, donor, _Saving(donor.slot, request.owner, ids, request.is_lasting))
+        self._pin(export.saving)
+        self._exports.append(export)
 
     def is_serving(self, asker: Sequence) -> bool:
         """What was asked for is still on its way."""
@@ -151,20 +154,17 @@ class Transfers:
 
     def _plan_exports(self, room: int) -> int:
         """Plan what fits `room`; the room that is left. What several ask of one sequence is read once."""
-        exports, self._exports = self._exports, []
         donors: set[Sequence] = set()
-        for export in exports:
+        for export in tuple(self._exports):
             donor = export.donor
-            if donor.slot is None:  # it has ended, and what it holds is being saved anyway
-                continue
-            is_done = False
-            if donor not in donors:
-                ids = donor.tokens(0, min(export.length, donor.num_computed))
-                saving = _Saving(donor.slot, donor.request.owner, ids, donor.request.is_lasting)
-                is_done, room = self._take_pieces(saving, room)
-            if not is_done:
+            # One that has left its slot is being saved anyway.
+            is_done = donor.slot != export.saving.slot or export.asker.state is State.FINISHED
+            if not is_done and donor not in donors:
+                is_done, room = self._take_pieces(export.saving, room)
                 donors.add(donor)
-                self._exports.append(export)
+            if is_done:
+                self._exports.remove(export)
+                self._store.unpin(export.saving.pins)
         return room
 
     def _take_pieces(self, saving: _Saving, room: int) -> tuple[bool, int]:
@@ -186,8 +186,11 @@ class Transfers:
     def _end(self, saving: _Saving) -> None:
         del self._savings[saving.slot]
         self._store.unreserve(saving.reserved_bytes + saving.parked_bytes)
-        if saving.parked is not None:
+        if saving.parked is None:
+            self._store.unpin(saving.pins)
+        else:
             saving.parked.is_parking = False
+            saving.parked.pins = saving.pins
 
     def commit(self, data: tuple[KVData, ...], now: float) -> None:
         """Take in what was read, in the order of the plan."""
@@ -203,14 +206,15 @@ class Transfers:
                 is_lasting=saving.is_lasting,
                 due_at=now + self._write_delay_s,
             )
-            if is_kept and saving.parked is not None:
-                self._pin_new(saving.parked, saving.owner, saving.ids[: piece.save.stop])
+            if is_kept:
+                self._pin(saving)
 
-    def _pin_new(self, sequence: Sequence, owner: str, ids: tuple[int, ...]) -> None:
-        blocks = self._store.match(owner, ids, limit=len(ids)).blocks
-        new: list[Block] = [block for block in blocks if block not in sequence.pins]
+    def _pin(self, saving: _Saving) -> None:
+        """Keep what is known of its tokens."""
+        blocks = self._store.match(saving.owner, saving.ids, limit=len(saving.ids)).blocks
+        new = [block for block in blocks if block not in saving.pins]
         self._store.pin(new)
-        sequence.pins += new
+        saving.pins += new
 
     def fail(self) -> list[int]:
         """Nothing was read: give up the slots in question; they are nobody's now."""
