@@ -25,10 +25,13 @@ WORTH_WAITING: Final = 32
 
 
 class Entered(Enum):
-    """What came of it: `NO_ROOM` keeps others from entering as well, `SOON` does not."""
+    """What came of it. `ROOM_SOON` and `NO_ROOM` keep others from entering as well, else small ones might overtake a
+    large one for ever; `SOON` does not.
+    """
 
     YES = auto()
     SOON = auto()
+    ROOM_SOON = auto()
     NO_ROOM = auto()
 
 
@@ -57,7 +60,7 @@ class Entry:
         if sequence.is_fetching or sequence.is_parking:
             return Entered.SOON
         if not self._slots.num_free:
-            return Entered.SOON if self._transfers.slots else Entered.NO_ROOM
+            return Entered.ROOM_SOON if self._transfers.slots else Entered.NO_ROOM
         match = Match() if has_donor else self._match(sequence)
         if not has_donor and self._is_worth_waiting(sequence, match, running):
             return Entered.SOON
@@ -65,7 +68,7 @@ class Entry:
         if not self._has_room(sequence, match):
             self._store.unpin(match.blocks)
             if self._store.is_writing or self._transfers.slots:
-                return Entered.SOON
+                return Entered.ROOM_SOON
             if running or not self._reserve_alone(sequence):
                 return Entered.NO_ROOM
             match = self._match(sequence).loaded_part()

@@ -40,6 +40,7 @@ from edgeqwen.scheduler.chunking import ChunkSizer
 from edgeqwen.scheduler.drafting import Drafting
 from edgeqwen.scheduler.entry import Entered, Entry, Fetch
 from edgeqwen.scheduler.groups import Groups
+from edgeqwen.scheduler.kept import KeptPrompts
 from edgeqwen.scheduler.line import Line, choose_victim
 from edgeqwen.scheduler.plan import (
     Begun,
@@ -98,7 +99,7 @@ class Scheduler:
         self._loading: Sequence | None = None
         self._releases: list[int] = []
         self._begun: list[Begun] = []
-        self._to_keep: list[tuple[str, tuple[int, ...]]] = []
+        self._kept = KeptPrompts(self._store)
         self._was_prefill = False
 
     @property
@@ -181,14 +182,7 @@ class Scheduler:
 
     def keep_for_good(self, owner: str, prompt_ids: tuple[int, ...]) -> None:
         """Once this prompt is known, it stays."""
-        self._to_keep.append((owner, prompt_ids))
-
-    def _keep_what_is_known(self) -> None:
-        for wish in tuple(self._to_keep):
-            match = self._store.match(*wish, limit=len(wish[1]))
-            if match.length == len(wish[1]) and not match.unloaded:
-                self._store.pin(match.blocks)
-                self._to_keep.remove(wish)
+        self._kept.add(owner, prompt_ids)
 
     def _interrupt_background(self) -> None:
         if self.background.running is not None:
@@ -205,7 +199,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None if there is nothing to do now. No step may be in flight."""
         assert not self._in_flight, "a step is in flight"
-        saves, done = self._transfers.plan()
+        saves, done = self._transfers.plan(is_shared=bool(self._decoding))
         for slot in done:
             self._free_slot(slot)
         self._line.keep(sequence.request.owner for sequence in (*self._waiting, *self._running()))
@@ -252,8 +246,9 @@ class Scheduler:
         donor = group.donor() if not sequence.generated else None
         entered = self._entry.enter(sequence, self._running(), has_donor=donor is not None)
         if entered is Entered.NO_ROOM:
-            if not self._preempt_for(sequence, now):
-                self._release_pins()
+            is_released = not self._preempt_for(sequence, now) and self._release_pins()
+            return self._enter(sequence, now) if is_released else True
+        if entered is Entered.ROOM_SOON:
             return True
         if entered is Entered.YES:
             del self._waiting[sequence]
@@ -263,14 +258,22 @@ class Scheduler:
                 self._begun.append(Begun(sequence.request.rid, sequence.num_cached or 0))
         return False
 
-    def _release_pins(self) -> None:
-        """Nothing runs, and what is kept for those that wait keeps all of them from running: let it go."""
+    def _release_pins(self) -> bool:
+        """If nothing runs, what is kept for those that wait keeps all of them from running: let it go, or if that is
+        not it, what is kept for good. False if nothing was let go.
+        """
         if self._running() or self._transfers.slots:
-            return
-        for sequence in self._waiting:
-            if not sequence.is_fetching:
-                self._store.unpin(sequence.pins)
-                sequence.pins = []
+            return False
+        holders = [sequence for sequence in self._waiting if sequence.pins and not sequence.is_fetching]
+        for sequence in holders:
+            self._store.unpin(sequence.pins)
+            sequence.pins = []
+        if holders:
+            return True
+        released = self._kept.release()
+        for key, request in released.items():
+            self.background.want(key, request)
+        return bool(released)
 
     def _preempt_for(self, candidate: Sequence, now: float) -> bool:
         """Have a running sequence make place, if one should; its slot is free when what it holds has been saved."""
@@ -374,7 +377,7 @@ class Scheduler:
         Gives the events round by round; each is to be delivered before the next is asked for, and all must be taken.
         """
         self._transfers.commit(saved, now)
-        self._keep_what_is_known()
+        self._kept.pin_known()
         sequences = self._land(plan)
         self._take_in_loads(plan)
         chunks = plan.batch.chunks

@@ -18,6 +18,9 @@ from edgeqwen.scheduler.plan import SlotSave
 from edgeqwen.scheduler.sequence import Sequence, State
 
 MAX_BYTES: Final = 64 << 20
+SHARED_BYTES: Final = 16 << 20
+"""A piece while others decode: they wait for it, and nobody else does so soon."""
+
 WRITE_DELAY_S: Final = 5.0
 """Lasting blocks are written so long after they came: a conversation that goes on makes its last block useless soon."""
 
@@ -141,10 +144,12 @@ class Transfers:
         lengths = (common_length(each.ids, ids) for each in self._savings.values() if each.owner == owner)
         return max(lengths, default=0)
 
-    def plan(self) -> tuple[tuple[SlotSave, ...], list[int]]:
-        """The next pieces to read, and the slots that are done with: they are nobody's now."""
+    def plan(self, *, is_shared: bool = False) -> tuple[tuple[SlotSave, ...], list[int]]:
+        """The next pieces to read, small ones if others decode (`is_shared`), and the slots that are done with: they are
+        nobody's now.
+        """
         assert not self._pieces
-        room, done = self._plan_exports(MAX_BYTES), []
+        room, done = self._plan_exports(SHARED_BYTES if is_shared else MAX_BYTES), []
         for saving in tuple(self._savings.values()):
             is_done, room = self._take_pieces(saving, room)
             if is_done:
@@ -172,7 +177,7 @@ class Transfers:
         missing = self._store.missing(saving.owner, saving.ids)
         for start, stop in missing:
             num_bytes = (stop - start) * self._store.token_bytes
-            if num_bytes > room and room < MAX_BYTES:
+            if num_bytes > room and self._pieces:
                 return False, room
             if saving.parked_bytes >= num_bytes:
                 saving.parked_bytes -= num_bytes
