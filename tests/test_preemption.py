@@ -269,3 +269,34 @@ def test_room_that_ends_with_several_at_once_goes_to_one_that_fits() -> None:
     for number in range(20):
         answer = alone(text(number % 7, 60 + 29 * number % 400), 5 + 11 * number % 100)
         assert desk.drawn[str(number)] == answer
+
+
+def test_what_is_kept_for_one_that_waits_goes_when_it_keeps_all_from_running() -> None:
+    desk = Desk(num_slots=2, capacity=1024, budget=900)
+    desk.submit("old", text(0, 100), 100)
+    desk.submit("away", text(1, 100), 150)
+    desk.until(lambda: len(desk.drawn["away"]) > MIN_TOKENS)
+    desk.submit("short", text(2, 30), 3, priority=1)
+    desk.until(lambda: desk.scheduler.num_preempted == 1)
+    desk.submit("urgent", text(3, 800), 90, priority=1)
+    desk.finish()
+    assert desk.drawn["urgent"] == alone(text(3, 800), 90)
+    assert desk.drawn["away"] == alone(text(1, 100), 150), "of this one something was computed twice"
+    assert list(desk.ends) == [("short", 0), ("old", 0), ("urgent", 0), ("away", 0)]
+
+
+def test_small_requests_do_not_overtake_a_large_one_for_ever() -> None:
+    desk = Desk(budget=1000)
+    for number in range(3):
+        desk.submit(f"s{number}", text(number, 100), 40 + 20 * number, owner="A")
+    desk.until(lambda: bool(desk.drawn["s2"]))
+    desk.submit("large", text(50, 700), 100, owner="A")
+    number = 3
+    while not desk.drawn["large"]:
+        if desk.scheduler.num_queued < 3:
+            desk.submit(f"s{number}", text(number, 100), 60, owner="A")
+            number += 1
+        assert desk.step() is not None
+        assert number < 20, "it is starved"
+    assert not desk.drawn["s3"]
+    desk.finish()
