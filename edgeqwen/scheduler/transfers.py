@@ -145,11 +145,10 @@ class Transfers:
         return max(lengths, default=0)
 
     def plan(self, *, is_shared: bool = False) -> tuple[tuple[SlotSave, ...], list[int]]:
-        """The next pieces to read, small ones if others decode (`is_shared`), and the slots that are done with: they are
-        nobody's now.
-        """
+        """The next pieces to read, small ones if others decode (`is_shared`), and the slots that are nobody's now."""
         assert not self._pieces
-        room, done = self._plan_exports(SHARED_BYTES if is_shared else MAX_BYTES), []
+        room, done = self._plan_exports(MAX_BYTES), []
+        room = min(room, SHARED_BYTES) if is_shared else room
         for saving in tuple(self._savings.values()):
             is_done, room = self._take_pieces(saving, room)
             if is_done:
