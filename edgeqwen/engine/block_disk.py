@@ -51,6 +51,7 @@ class BlockDisk:
         self._thread = DiskThread("blocks")
         self._folder: BlockFolder | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ready = False
         self._is_writing = False
         self._is_closing = False
         self._paused_until = 0.0
@@ -65,8 +66,11 @@ class BlockDisk:
         except EdgeqwenError as error:
             logger.warning("no disk for the KV cache, what is known is lost at the end: %s", error.message)
             self._store.stop_writing()
-            return
-        await self._add(found)
+        else:
+            await self._add(found)
+        self._is_ready = True
+        self._on_change()
+        self.pump()
 
     def _open(self) -> list[Found]:
         self._folder = self._open_folder()
@@ -82,7 +86,8 @@ class BlockDisk:
             head = each.head
             above = known.get(head.parent)
             is_sound = head.num_bytes == len(head.ids) * self._store.token_bytes
-            if (head.parent and (above is None or not above.is_full)) or not is_sound:
+            is_orphan = bool(head.parent) and (above is None or not above.is_full or not above.is_stored)
+            if is_orphan or not is_sound:
                 useless.append(head.name)
                 continue
             known[head.name] = self._store.add_stored(head.owner, above, head.ids, head.num_bytes)
@@ -138,7 +143,7 @@ class BlockDisk:
 
     def pump(self) -> None:
         """Begin the next write if one is due, or see to it that it begins when it is."""
-        if self._folder is None or self._is_writing or self._is_closing:
+        if self._folder is None or not self._is_ready or self._is_writing or self._is_closing:
             return
         now = self._clock()
         if now < self._paused_until or (self._timer is not None and not self._store.is_writing):
@@ -174,8 +179,11 @@ class BlockDisk:
         if folder.left_today_bytes < 2 * block.num_bytes:
             self._pause("the bytes that may be written in a day are spent (kv.daily_writes_mb)")
             return False
-        await self._remove([self._drop(old) for old in self._store.surplus(block.num_bytes)])
         head = _head_of(block, folder.fingerprint)
+        num_bytes = block.num_bytes
+        if excess_bytes := folder.excess_bytes(head):  # a file is a little more than what the store counts
+            num_bytes = max(num_bytes, excess_bytes + self._store.disk_limit_bytes - self._store.disk_bytes)
+        await self._remove([self._drop(old) for old in self._store.surplus(num_bytes)])
         try:
             return await self._thread.run(partial(folder.write, head, memoryview(block.data).cast("B")))
         except EdgeqwenError as error:
@@ -201,12 +209,13 @@ class BlockDisk:
 
     async def close(self) -> None:
         """Write what is due at any time, as far as that goes in a moment, and close the folder."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._is_closing = True
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._timer is not None:
             self._timer.cancel()
         give_up_at = self._clock() + FLUSH_S
-        while self._folder is not None and self._clock() < min(give_up_at, self._paused_until or give_up_at):
+        while self._folder is not None and self._paused_until <= self._clock() < give_up_at:
             block = self._store.next_write(float("inf"))
             if block is None:
                 break
