@@ -13,7 +13,7 @@ from typing import Any
 from edgeqwen.core.request import Delta, Done, Event, Failed, Started
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import Generation, Inference
-from edgeqwen.engine.settings import EngineLimits, ModelFiles
+from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
 from edgeqwen.runtime.fake import FakeRuntime, FakeScript, load_fake
 from edgeqwen.text import ChatTemplate, Tokenizer
 from tests.tiny_tokenizers import byte_level
@@ -121,6 +121,7 @@ def make_rig(
     limits: EngineLimits | None = None,
     eos_token_ids: tuple[int, ...] | None = None,
     speculates: bool = True,
+    kv: KvSettings | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rig:
@@ -149,6 +150,7 @@ def make_rig(
         limits=limits or EngineLimits(),
         seed_source=lambda: next(seeds),
         speculates=speculates,
+        kv=kv,
         clock=clock,
     )
     return Rig(inference, tokenizer, runtimes)
