@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgeqwen.core.request import Done
+from edgeqwen.core.request import Done, Event
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.settings import EngineLimits, KvSettings
 from edgeqwen.errors import ConfigInvalid, EdgeqwenError
@@ -142,15 +143,30 @@ async def test_a_system_prompt_of_the_configuration_is_everybodys() -> None:
 async def test_a_preempted_answer_is_the_one_that_it_would_have_been_alone(
     sampling: dict[str, Any], speculates: bool
 ) -> None:
-    script = FakeScript(
-        capacity=1024, kv_bytes_per_token=TOKEN_BYTES, max_chunk=64, num_slots=2, margin=6.0, step_s=0.0005
-    )
+    script = FakeScript(capacity=1024, kv_bytes_per_token=TOKEN_BYTES, max_chunk=64, num_slots=2, margin=6.0)
+    may_step = threading.Event()
+    may_step.set()
+    listeners = [Listener(), Listener()]
+
+    def pause(_: float) -> None:
+        assert may_step.wait(20)
+
+    def hold(_: Event) -> None:
+        if may_step.is_set() and all(len(tokens_of(each)) > MIN_TOKENS for each in listeners):
+            may_step.clear()
+
     prompts = [ids(f"{number}. The fox is in its den. " * (3 + number)) for number in range(2)]
-    async with running(script, speculates=speculates) as rig:
+    async with running(script, speculates=speculates, sleep=pause) as rig:
         long = {"max_tokens": 600, "ignore_eos": True, "logprobs": True, **sampling}
-        listeners = [(await rig.submit(owner="1000", tokens=prompt, **long))[1] for prompt in prompts]
-        await until(lambda: all(len(tokens_of(each)) > MIN_TOKENS for each in listeners))
-        await rig.run(owner="1001", prompt="quick", max_tokens=5, priority="high")
+        for prompt, listener in zip(prompts, listeners, strict=True):
+            listener.on_event = hold
+            await rig.submit("1000", listener, tokens=prompt, **long)
+        await until(lambda: not may_step.is_set())
+        for listener in listeners:
+            listener.on_event = None
+        _, quick = await rig.submit(owner="1001", prompt="quick", max_tokens=5, priority="high")
+        may_step.set()
+        await quick.done()
         drawn = []
         for listener in listeners:
             await listener.done()
@@ -242,7 +258,7 @@ async def test_settling_can_be_taken_back_and_turned_off() -> None:
 
 
 async def test_the_engine_stops_in_the_middle_of_settling() -> None:
-    script = FakeScript(capacity=2048, max_chunk=16, step_s=0.005)
+    script = FakeScript(capacity=2048, max_chunk=16, step_s=0.02)
     async with running(script) as rig:
         rig.inference.settle("k", "1000", (1,) * 2000)
         await until(lambda: rig.inference.stats().kv["settled_tokens"] > 0)
