@@ -272,3 +272,105 @@ def test_a_beginning_that_has_no_room_in_the_budget_is_shared_as_far_as_it_has(b
     assert sum(num_saved(plan) for plan in desk.plans) <= 3 * 700
     for rid, last in (("a", 2), ("b", 3)):
         assert desk.drawn[rid] == alone(common + text(last, 10), 90)
+
+
+# Blocks that are on disk alone.
+
+
+def on_disk(prompt: tuple[int, ...], *, budget: int = 2000, answers: bool = False) -> Desk:
+    """All of the prompt is on disk, and nothing of it in memory."""
+    desk = Desk(budget=budget, disk=10_000, answers_fetches=answers)
+    desk.want("k", prompt)
+    desk.finish()
+    desk.now += 10.0
+    assert desk.write() == -(-len(prompt) // 64)
+    assert desk.store.reserve(budget * TOKEN_BYTES)
+    desk.store.unreserve(budget * TOKEN_BYTES)
+    assert desk.store.memory_bytes == 0
+    return desk
+
+
+def test_blocks_on_disk_are_read_and_not_computed() -> None:
+    desk = on_disk(PROMPT, answers=True)
+    desk.submit("a", (*PROMPT, 5))
+    desk.step()
+    desk.finish()
+    assert (desk.computed["a"], desk.cached["a"]) == (1, 200)
+    assert desk.drawn["a"] == alone((*PROMPT, 5), 4)
+    assert desk.run("b", (*PROMPT, 6)) == 1, "now they are in memory"
+
+
+def test_others_go_on_while_the_disk_is_read() -> None:
+    desk = on_disk(PROMPT)
+    desk.submit("a", (*PROMPT, 5))
+    assert desk.step() is None
+    assert len(desk.fetches) == 1
+    desk.submit("b", text(3, 100))
+    desk.until(lambda: ("b", 0) in desk.ends)
+    assert not desk.drawn["a"]
+    desk.read()
+    desk.finish()
+    assert (desk.computed["a"], desk.computed["b"]) == (1, 100)
+
+
+def test_what_is_damaged_is_computed_and_nobody_asks_for_it_again() -> None:
+    desk = on_disk(PROMPT)
+    desk.submit("a", (*PROMPT, 5))
+    desk.step()
+    desk.read(is_damaged=True)
+    desk.finish()
+    assert (desk.computed["a"], desk.cached["a"]) == (201, 0)
+    assert desk.drawn["a"] == alone((*PROMPT, 5), 4)
+    assert not desk.files
+    assert desk.store.disk_bytes == 0
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_request_that_ends_while_the_disk_is_read_leaves_no_trace(is_damaged: bool) -> None:
+    desk = on_disk(PROMPT)
+    desk.submit("a", (*PROMPT, 5))
+    desk.step()
+    desk.cancel("a")
+    assert desk.scheduler.is_idle
+    desk.read(is_damaged=is_damaged)
+    desk.finish()
+    budget = desk.store.budget_bytes
+    assert desk.store.reserve(budget), "nothing is pinned any more"
+    desk.store.unreserve(budget)
+    desk.answers_fetches = True
+    desk.submit("b", (*PROMPT, 5))
+    desk.step()
+    desk.finish()
+    assert desk.computed["b"] == (201 if is_damaged else 1)
+
+
+def test_a_request_waits_in_the_budget_for_what_it_reads() -> None:
+    """Another has taken all the room meanwhile: it reads again, and both end."""
+    desk = on_disk(PROMPT, budget=600)
+    desk.submit("a", (*PROMPT, 5), 100)
+    desk.step()
+    assert desk.fetches
+    desk.submit("b", text(3, 300), 90)
+    desk.until(lambda: bool(desk.drawn["b"]))
+    desk.read()
+    desk.answers_fetches = True
+    desk.until(lambda: ("b", 0) in desk.ends)
+    for _ in range(300):  # where the disk is read nothing is planned
+        desk.step()
+    desk.finish()
+    assert desk.drawn["a"] == alone((*PROMPT, 5), 100)
+    assert desk.drawn["b"] == alone(text(3, 300), 90)
+
+
+def test_the_background_is_given_up_while_the_disk_is_read() -> None:
+    desk = on_disk(PROMPT)
+    desk.want("l", PROMPT + text(4, 50))
+    desk.step()
+    assert desk.fetches, "it needs what comes before"
+    desk.submit("a", text(3, 100))
+    desk.until(lambda: ("a", 0) in desk.ends)
+    desk.read()
+    desk.answers_fetches = True
+    desk.step()
+    desk.finish()
+    assert desk.computed[""] == 200 + 50
