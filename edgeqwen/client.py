@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,6 +21,7 @@ from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, Edg
 from edgeqwen.protocol.address import check_length
 
 READ_BYTES: Final = 64 << 10
+RETRY_S: Final = 0.02
 
 
 class NoDaemon(EdgeqwenError):
@@ -42,6 +44,18 @@ class SocketForbidden(EdgeqwenError):
     """The socket is there and this user may not connect to it (exit 77)."""
 
     code = "forbidden"
+
+
+def _connect(sock: socket.socket, path: str, *, give_up_at: float) -> None:
+    """A socket with a timeout does not wait while too many others wait to be accepted: it has to ask again."""
+    while True:
+        try:
+            sock.connect(path)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= give_up_at:
+                raise
+        time.sleep(RETRY_S)
 
 
 def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:
@@ -84,7 +98,7 @@ class Client:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.settimeout(timeout_s)
-            sock.connect(shown)
+            _connect(sock, shown, give_up_at=time.monotonic() + timeout_s)
         except OSError as exc:
             sock.close()
             if isinstance(exc, PermissionError):

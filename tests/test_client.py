@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
@@ -95,6 +96,21 @@ def test_no_daemon_is_one_line_and_exit_69(tmp_path: Path) -> None:
         assert str(tmp_path / name) in caught.value.message
         assert "edgeqwen serve" in caught.value.message
         assert "\n" not in caught.value.message
+
+
+def test_a_daemon_with_many_who_wait_to_be_accepted_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(str(path))
+        listener.listen(0)
+        first = stack.enter_context(Client.connect(path))
+        with pytest.raises(NoDaemon, match="does not answer"):
+            Client.connect(path, timeout_s=0.05)
+        accepting = threading.Timer(0.1, lambda: stack.enter_context(listener.accept()[0]))
+        accepting.start()
+        stack.enter_context(Client.connect(path, timeout_s=20))
+        accepting.join()
+        first.close()
 
 
 def test_a_path_too_long_is_named_with_both_numbers(tmp_path: Path) -> None:
