@@ -15,6 +15,7 @@ import contextlib
 import grp
 import logging
 import os
+import resource
 import secrets
 import signal
 import time
@@ -36,6 +37,10 @@ from edgeqwen.sessions.sessions import SessionLimits, Sessions
 from edgeqwen.sessions.store import SessionStore
 
 SEED_BITS: Final = 63
+OWN_DESCRIPTORS: Final = 32
+"""Left to the daemon beside its connections: it holds some 20, and opens files of sessions, the cache and /proc."""
+
+LEAST_CONNECTIONS: Final = 2
 log = logging.getLogger(__name__)
 
 
@@ -139,6 +144,7 @@ def _session_folder(path: Path) -> SessionFolder | None:
 
 
 async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> None:
+    """Load the model and say so; end the daemon if that fails, or if the engine breaks later."""
     began_at = time.monotonic()
     notifier.status("loading the model")
     try:
@@ -158,6 +164,7 @@ async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> 
         time.monotonic() - began_at,
     )
     notifier.ready(f"serving {inference.model_name}")
+    stop.fail(await inference.wait_until_broken())
 
 
 async def _wind_down(server: SocketServer, inference: Inference, stop: StopRequest) -> None:
@@ -214,14 +221,30 @@ def kv_settings(config: Config, cache_dir: Path) -> KvSettings:
 
 
 def wire_limits(config: Config) -> WireLimits:
-    """What the socket is told of the configuration."""
+    """What the socket is told of the configuration, and of the descriptors that the process may have."""
     limits = config.limits
     return WireLimits(
         line_bytes=limits.line_bytes,
         inflight=limits.inflight,
-        connections=limits.connections,
+        connections=_allowed_connections(limits.connections),
         connections_per_uid=limits.connections_per_uid,
     )
+
+
+def _allowed_connections(wanted: int) -> int:
+    """As many as wanted, or as there are descriptors for: those without one would be closed without a word, and session
+    files could not be written. The soft limit of the process is raised if it may be.
+    """
+    needed = wanted + OWN_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = max(LEAST_CONNECTIONS, soft - OWN_DESCRIPTORS)
+    log.warning("limits.connections: %d allowed of %d, for the process may open %d files only", allowed, wanted, soft)
+    return allowed
 
 
 def _group_id(name: str) -> int | None:

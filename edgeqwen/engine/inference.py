@@ -40,6 +40,7 @@ RuntimeFactory: TypeAlias = Callable[[Callable[[float], None]], Runtime]
 LOADING_RETRY_MS: Final = 1500
 CLOSE_TIMEOUT_S: Final = 5.0
 DAY_S: Final = 86_400
+BROKEN: Final = "the engine broke down; the log says why"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Inference:
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
         self._settled = asyncio.Event()  # loading is over, one way or the other
+        self._broken = asyncio.Event()
         self._rids = itertools.count(seed_source() & 0xFFFFF)  # not those of the process before
 
     @property
@@ -172,7 +174,13 @@ class Inference:
         except Exception:
             logger.exception("the engine's loop broke")
             self.state = "failed"
-            engine.fail_all(RuntimeFailed("the engine broke down; the log says why"))
+            self._broken.set()
+            engine.fail_all(RuntimeFailed(BROKEN))
+
+    async def wait_until_broken(self) -> RuntimeFailed:
+        """Return if the engine's loop breaks, which nothing mends: only a new process serves again."""
+        await self._broken.wait()
+        return RuntimeFailed(BROKEN)
 
     async def submit(self, given: GenerationInput, *, owner: str, sink: Sink) -> Generation:
         """Accept a request. Raises `EdgeqwenError` if it is refused; the sink has got nothing then.

@@ -82,7 +82,8 @@ class HttpFront:
             return await self._lines.answer(request, path.removeprefix(EQP_PREFIX), members, peer)
         if path == MODELS_PATH:
             return self._models()
-        return json_response(self._operations.answer(PROBES[path], peer, cancel_id=lambda _: 0))
+        found = self._operations.answer(PROBES[path], peer, cancel_id=lambda _: 0)
+        return json_response(found, status=200 if found.get("ok", True) else 500)
 
     def _models(self) -> web.Response:
         model = {"id": self._inference.model_name, "object": "model", "created": self._created, "owned_by": "edgeqwen"}

@@ -146,7 +146,7 @@ class Operations:
         }
 
     def _health(self) -> dict[str, Any]:
-        members: dict[str, Any] = {"ok": True, "state": self._inference.state}
+        members: dict[str, Any] = {"ok": self._inference.state != "failed", "state": self._inference.state}
         if self._inference.state == "loading":
             members["progress"] = round(self._inference.progress, 3)
         return members
