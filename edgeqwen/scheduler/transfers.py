@@ -199,6 +199,7 @@ class Transfers:
     def commit(self, data: tuple[KVData, ...], now: float) -> None:
         """Take in what was read, in the order of the plan."""
         pieces, self._pieces = self._pieces, []
+        changed: dict[int, _Saving] = {}
         for piece, block in zip(pieces, data, strict=True):
             saving, start = piece.saving, piece.save.start
             self._store.unreserve(piece.num_bytes)
@@ -211,12 +212,15 @@ class Transfers:
                 due_at=now + self._write_delay_s,
             )
             if is_kept:
-                self._pin(saving)
+                changed[id(saving)] = saving
+        for saving in changed.values():  # once for all its pieces: it is looked for from the start
+            self._pin(saving)
 
     def _pin(self, saving: _Saving) -> None:
         """Keep what is known of its tokens."""
         blocks = self._store.match(saving.owner, saving.ids, limit=len(saving.ids)).blocks
-        new = [block for block in blocks if block not in saving.pins]
+        pinned = set(map(id, saving.pins))
+        new = [block for block in blocks if id(block) not in pinned]
         self._store.pin(new)
         saving.pins += new
 
