@@ -30,12 +30,12 @@ Draw: TypeAlias = Sampled | EdgeqwenError
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
     """What a step gave, chunk by chunk: the draws, an error of a row last of all, nothing where no logits were asked
-    for.
+    for; and what was to be saved, None if it could not be read.
     """
 
     draws: tuple[tuple[Draw, ...], ...]
     duration_s: float
-    saved: tuple[KVData, ...] = ()
+    saved: tuple[KVData, ...] | None = ()
 
     def of_round(self, number: int) -> list[Sampled | None]:
         """By chunk: draw `number`, None where there is none."""
@@ -151,7 +151,7 @@ class _Step:
 
     def __call__(self) -> StepOutcome:
         _release(self.runtime, self.releases)
-        saved = tuple(self.runtime.read_kv(save.slot, save.start, save.stop) for save in self.plan.saves)
+        saved = self._read_saves()
         if loads := self.plan.loads:
             self.runtime.expect_kv(loads[0].slot, loads[0].start, loads[-1].stop)
         for load in loads:
@@ -168,6 +168,14 @@ class _Step:
             for sampler, chunk, rows in zip(self.samplers, self.plan.batch.chunks, result.logits, strict=True)
         ]
         return StepOutcome(tuple(draws), duration_s, saved)
+
+    def _read_saves(self) -> tuple[KVData, ...] | None:
+        """None, for want of memory perhaps: that costs somebody time later, and nobody of this step an answer."""
+        try:
+            return tuple(self.runtime.read_kv(save.slot, save.start, save.stop) for save in self.plan.saves)
+        except Exception:
+            logger.exception("what a slot holds could not be saved")
+            return None
 
 
 def _draw(sampler: Sampler | None, chunk: Chunk, rows: Logits) -> tuple[Draw, ...]:

@@ -369,14 +369,23 @@ class Scheduler:
     # Results.
 
     def commit(
-        self, plan: StepPlan, outcomes: Seq[Outcome], *, duration_s: float, now: float, saved: tuple[KVData, ...] = ()
+        self,
+        plan: StepPlan,
+        outcomes: Seq[Outcome],
+        *,
+        duration_s: float,
+        now: float,
+        saved: tuple[KVData, ...] | None = (),
     ) -> Iterator[list[SchedulerEvent]]:
         """Take in the results of the step in flight, one outcome a chunk; `duration_s` is what the runtime took for it,
-        `saved` what the plan's saves gave.
+        `saved` what the plan's saves gave, None if it could not be read.
 
         Gives the events round by round; each is to be delivered before the next is asked for, and all must be taken.
         """
-        self._transfers.commit(saved, now)
+        if saved is None:
+            self._give_up_saving()
+        else:
+            self._transfers.commit(saved, now)
         self._kept.pin_known()
         sequences = self._land(plan)
         self._take_in_loads(plan)
@@ -442,8 +451,7 @@ class Scheduler:
 
     def fail(self, plan: StepPlan, error: EdgeqwenError, *, now: float) -> list[SchedulerEvent]:
         """The step in flight failed as a whole: every request that had a part in it ends with `error`."""
-        for slot in self._transfers.fail():
-            self._free_slot(slot)
+        self._give_up_saving()
         self._loading = None
         events: list[SchedulerEvent] = []
         for sequence in self._land(plan):
@@ -456,6 +464,10 @@ class Scheduler:
             else:
                 events += self._fail_request(sequence.request.rid, error, now)
         return events
+
+    def _give_up_saving(self) -> None:
+        for slot in self._transfers.fail():
+            self._free_slot(slot)
 
     def take_releases(self) -> tuple[int, ...]:
         """Slots freed since the last call, which the runtime must release before it runs another step."""
