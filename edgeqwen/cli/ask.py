@@ -13,7 +13,7 @@ import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
 from edgeqwen.cli.sessions import session_ref, warn_unless_saved
-from edgeqwen.cli.streams import valid_text
+from edgeqwen.cli.streams import shown, valid_text
 from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest, EdgeqwenError
 
 DIM: Final = "\x1b[2m"
@@ -119,6 +119,7 @@ class Screen:
 
     def thought(self, text: str) -> None:
         if self._shows_thought:
+            text = shown(text, sys.stderr)
             sys.stderr.write(text if self._is_thinking else DIM + text)
             sys.stderr.flush()
             self._is_thinking = True
@@ -126,7 +127,7 @@ class Screen:
     def answer(self, text: str) -> None:
         self._end_thought()
         self.text.append(text)
-        sys.stdout.write(text)
+        sys.stdout.write(shown(text, sys.stdout))
         sys.stdout.flush()
 
     def end(self) -> None:

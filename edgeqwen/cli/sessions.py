@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
-from edgeqwen.cli.streams import complain, valid_text
+from edgeqwen.cli.streams import complain, shown, valid_text
 from edgeqwen.errors import EXIT_NO_INPUT, EdgeqwenError
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ def show_command(name: str, *, socket_path: str | None, is_json: bool) -> None:
     click.echo(f"{frame.get('name', '')} {frame['session']} ({facts})".lstrip())
     system = [{"role": "system", "content": frame["system"]}] if "system" in frame else []
     for message in (*system, *frame["messages"]):
-        click.echo(f"\n[{message['role']}]\n{message['content']}")
+        print(
+            f"\n[{message['role']}]\n{shown(message['content'], sys.stdout)}"
+        )  # click's echo would change it in a pipe
 
 
 @command.command("fork", short_help="Copy one.")

@@ -21,6 +21,13 @@ EXIT_PIPE_CLOSED: Final = 141
 _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
+_VISIBLE: Final = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""Control characters to signs for them (the block of Unicode that shows them; it has none for those of 8 bits)."""
+
+
 class StreamFailed(CannotWrite):
     """A standard stream failed. Where nobody reads the output any more (`is_closed`) there is nobody to tell."""
 
@@ -64,6 +71,13 @@ def complain(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
     except OSError:
         _drop(sys.stderr)
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """`text` as it may go to `stream`: to a terminal without control characters, since a model may be made to say any,
+    and they move the cursor, set titles and fill the clipboard; elsewhere as it is.
+    """
+    return text.translate(_VISIBLE) if stream.isatty() else text
 
 
 def valid_text(text: str) -> str:
