@@ -45,7 +45,7 @@ def test_daemon_that_is_killed_comes_back_with_every_finished_turn(model: Model,
 
 def test_mixed_requests_leave_nothing_behind(model: Model, tmp_path: Path) -> None:
     # The scripted runtime remembers every step that it was given, so memory is for the long form to look at.
-    size = mixed.Size(num_requests=160, num_before=60, num_words=10, max_tokens=8, most_growth=1.0)
+    size = mixed.Size(num_requests=160, num_before=60, num_words=10, max_tokens=8, most_growth=1.0, quiet_s=0.5)
     found = mixed.run(tmp_path, model, size)
     assert len(found["requests"]) > 10
 

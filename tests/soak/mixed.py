@@ -31,9 +31,6 @@ NUM_SLOTS: Final = 4
 NUM_NAMES: Final = 6
 """Sessions of a client: few, so that they soon are as many as they ever will be."""
 
-QUIET_S: Final = 8.0
-"""After this what is to be written is on disk, and what was settled is known."""
-
 NUM_LOOKS: Final = 10
 POLL_S: Final = 0.05
 MOST_GROWTH: Final = 0.03
@@ -42,7 +39,9 @@ TURN_ERRORS: Final = frozenset({"too_long", "session_busy", "not_found", "confli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Memory is compared with what it was after `num_before` requests; `most_growth` is a share of it."""
+    """Memory is compared with what it was after `num_before` requests; `most_growth` is a share of it. After `quiet_s`
+    what is to be written is on disk, and what was settled is known.
+    """
 
     num_requests: int = 2000
     num_before: int = 200
@@ -50,6 +49,7 @@ class Size:
     num_words: int = 40
     max_tokens: int = 16
     most_growth: float = MOST_GROWTH
+    quiet_s: float = 8.0
     seed: int = 1
 
 
@@ -223,9 +223,9 @@ def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
         for client in clients:
             at_end.callback(client.hang_up_for_good)
         _run_all(clients, size.num_before)
-        resident_before, descriptors_before = _look(service, clients)
+        resident_before, descriptors_before = _look(service, clients, size)
         _run_all(clients, size.num_requests - size.num_before)
-        resident, descriptors = _look(service, clients)
+        resident, descriptors = _look(service, clients, size)
         _check_slots(service, clients[0])
         growth = resident / resident_before - 1
         found = {
@@ -248,9 +248,9 @@ def _run_all(clients: list[Client], num_requests: int) -> None:
             result.result()
 
 
-def _look(service: Service, clients: list[Client]) -> tuple[int, Counter[str]]:
+def _look(service: Service, clients: list[Client], size: Size) -> tuple[int, Counter[str]]:
     """Resident bytes, and descriptors by what they are, when all is quiet."""
-    time.sleep(QUIET_S)
+    time.sleep(size.quiet_s)
     stats = service.wait_until_idle()
     assert stats["conns"] == len(clients) + 1, stats  # the one that asks
     looks = []
