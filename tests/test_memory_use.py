@@ -67,7 +67,7 @@ def answer(daemon: DaemonProcess, lengths: Sequence[int]) -> None:
 
     def one(length: int) -> None:
         with daemon.client() as client:
-            client.request("generate", tokens=[5] * length, max_tokens=3, ignore_eos=True)
+            client.request("generate", tokens=[5] * length, max_tokens=3, ignore_eos=True, cache=False)
 
     with ThreadPoolExecutor(SLOTS) as pool:
         list(pool.map(one, lengths))

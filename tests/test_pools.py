@@ -18,7 +18,7 @@ from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from tests.daemons import DaemonProcess, running_daemon
 from tests.models import all_logits, tiny_package
 
-OWN_THREADS = 3  # event loop, engine, text
+OWN_THREADS = 5  # event loop, engine, text, files of sessions, files of the cache
 UNSET = {"OMP_NUM_THREADS": "", "OPENBLAS_NUM_THREADS": "", "RAYON_NUM_THREADS": "", "TOKENIZERS_PARALLELISM": ""}
 
 

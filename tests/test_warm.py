@@ -50,7 +50,7 @@ def chat(daemon: DaemonProcess) -> Work:
     """The work of one chat over a new connection."""
     before = work_of(daemon.process.pid)
     with daemon.client() as client:
-        client.request("chat", prompt=QUESTION, max_tokens=4, ignore_eos=True)
+        client.request("chat", prompt=QUESTION, max_tokens=4, ignore_eos=True, cache=False)
     daemon.wait_for(running=0, kv_bytes=0)
     return work_of(daemon.process.pid) - before
 
