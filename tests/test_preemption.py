@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.scheduler import scheduler, transfers
+from edgeqwen.scheduler import pieces, transfers
 from edgeqwen.scheduler.line import AGING_S, MIN_TOKENS
 from edgeqwen.scheduler.sequence import Sequence
 from tests.scheduling import CHUNK, TOKEN_BYTES, Desk, alone, text
@@ -32,7 +32,7 @@ def check_answers(desk: Desk, num: int = 3) -> None:
 
 
 def sequence_of(desk: Desk, rid: str) -> Sequence:
-    return desk.scheduler._groups[rid].sequences[0]
+    return desk.scheduler._groups.live(rid)[0]
 
 
 @pytest.mark.parametrize("given", [{"owner": "B"}, {"owner": "A", "priority": 1}], ids=["other owner", "urgent"])
@@ -66,7 +66,7 @@ def test_an_owner_has_no_right_to_more_slots_than_the_other() -> None:
     for number in range(4):
         desk.submit(f"b{number}", text(10 + number, 30), 100, owner="B")
     desk.until(lambda: len(desk.drawn["b1"]) > 60)
-    held = [sequence.request.owner for sequence in desk.scheduler._running()]
+    held = [sequence.request.owner for sequence in desk.scheduler._residents.running]
     assert sorted(held) == ["A", "A", "B", "B"]
     assert desk.scheduler.num_preempted == 2
     desk.finish()
@@ -162,7 +162,7 @@ def test_the_same_sequence_may_make_place_again_and_again() -> None:
 
 
 def test_moving_out_and_in_takes_several_steps_and_others_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (scheduler, transfers):
+    for module in (pieces, transfers):
         monkeypatch.setattr(module, "MAX_BYTES", 64 * TOKEN_BYTES)
     desk = busy()
     desk.submit("new", text(9, 30), 3, priority=1)
@@ -182,7 +182,7 @@ def num_chosen(desk: Desk) -> str:
 
 @pytest.mark.parametrize("when", ["while it is saved", "while it is away", "while it is loaded"])
 def test_a_preempted_sequence_may_be_cancelled_at_any_time(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (scheduler, transfers):
+    for module in (pieces, transfers):
         monkeypatch.setattr(module, "MAX_BYTES", 64 * TOKEN_BYTES)
     desk = busy()
     desk.submit("new", text(9, 30), 60, priority=1)

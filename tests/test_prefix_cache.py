@@ -9,7 +9,7 @@ import pytest
 from edgeqwen.errors import RuntimeFailed
 from edgeqwen.kvcache import SHARED
 from edgeqwen.runtime.fake import FakeScript
-from edgeqwen.scheduler import StepPlan, scheduler, transfers
+from edgeqwen.scheduler import StepPlan, pieces, transfers
 from tests.scheduling import CHUNK, TOKEN_BYTES, Desk, alone, text
 
 PROMPT = text(1, 200)
@@ -129,7 +129,7 @@ def test_a_prompt_that_begins_like_a_sequence_that_decodes_has_its_answer_too() 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
     """A step moves three blocks at most; the tokens of that."""
-    for module in (scheduler, transfers):
+    for module in (pieces, transfers):
         monkeypatch.setattr(module, "MAX_BYTES", 3 * 64 * TOKEN_BYTES)
     return 3 * 64
 

@@ -61,7 +61,3 @@ class Admission:
         assert self.num_queued >= 0
         if service_s is not None:
             self._service_s += 0.2 * (service_s - self._service_s)
-
-    def count(self, owner: str) -> int:
-        """Requests of `owner` that wait or run."""
-        return self._owners[owner]

@@ -10,7 +10,9 @@ from collections import OrderedDict
 from typing import Final
 
 from edgeqwen.core.request import Request
-from edgeqwen.scheduler.sequence import Sequence
+from edgeqwen.scheduler.entry import Entered, Entry
+from edgeqwen.scheduler.residents import Residents
+from edgeqwen.scheduler.sequence import Sequence, State
 
 MOST_WISHES: Final = 256
 """More than these are forgotten, the oldest first: nobody has come back to them for long."""
@@ -52,17 +54,60 @@ class Background:
         """The running sequence has ended; its wish is fulfilled, or waits for the next idle time."""
         assert self.running is sequence
         self.running = None
-        request = sequence.request
-        key = next((key for key, wish in self._wishes.items() if wish is request), None)
-        if not is_done:
+        if is_done:
+            self.num_done += 1
+            self._remove(sequence.request)
+        else:
             self.num_given_up += 1
-            return
-        self.num_done += 1
-        if key is not None:
-            del self._wishes[key]
 
     def drop(self, sequence: Sequence) -> None:
         """The running sequence failed: so would its wish the next time."""
         self.end(sequence, is_done=False)
-        for key in [key for key, wish in self._wishes.items() if wish is sequence.request]:
+        self._remove(sequence.request)
+
+    def _remove(self, request: Request) -> None:
+        """Perhaps it was forgotten or replaced meanwhile."""
+        for key in [key for key, wish in self._wishes.items() if wish is request]:
             del self._wishes[key]
+
+
+class BackgroundWork:
+    """Carries the wishes of `background` out."""
+
+    def __init__(self, background: Background, entry: Entry, residents: Residents) -> None:
+        self._background = background
+        self._entry = entry
+        self._residents = residents
+
+    def next(self) -> Sequence | None:
+        """The sequence to go on with, which has a slot; None if there is nothing to do now. No request may be there."""
+        while (sequence := self._background.next()) is not None:
+            if sequence.state is State.PREFILLING:
+                return sequence
+            if self._entry.is_known(sequence):
+                self._end(sequence, is_done=True)
+                continue
+            entered = self._entry.enter(sequence)
+            if entered is not Entered.NO_ROOM:
+                return sequence if entered is Entered.YES else None
+            self.drop(sequence)
+        return None
+
+    def give_up(self) -> None:
+        """Whatever runs leaves now; its wish, if there is one still, waits for the next idle time."""
+        if self._background.running is not None:
+            self._end(self._background.running, is_done=False)
+
+    def end_if_done(self, sequence: Sequence) -> None:
+        """The running sequence has had a step."""
+        if not sequence.num_pending and not sequence.loads:
+            self._end(sequence, is_done=True)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The running sequence cannot be computed: neither could it be the next time."""
+        self._background.drop(sequence)
+        self._residents.leave(sequence)
+
+    def _end(self, sequence: Sequence, *, is_done: bool) -> None:
+        self._background.end(sequence, is_done=is_done)
+        self._residents.leave(sequence)

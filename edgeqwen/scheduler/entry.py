@@ -13,10 +13,12 @@ from enum import Enum, auto
 from typing import Final
 
 from edgeqwen.core.request import Request
-from edgeqwen.core.step import RuntimeSpec
-from edgeqwen.kvcache import Block, BlockStore, Match, SlotTable
+from edgeqwen.core.step import KVData, RuntimeSpec
+from edgeqwen.errors import EdgeqwenError
+from edgeqwen.kvcache import Block, BlockStore, Match
 from edgeqwen.kvcache.blocks import common_length
 from edgeqwen.scheduler.plan import SlotLoad
+from edgeqwen.scheduler.residents import Residents
 from edgeqwen.scheduler.sequence import Sequence, State
 from edgeqwen.scheduler.transfers import Transfers
 
@@ -44,32 +46,45 @@ class Fetch:
 
 
 class Entry:
-    """Gives slots to sequences. `fetches` are for the engine to take and to report."""
+    """Gives slots to sequences that wait."""
 
-    def __init__(self, spec: RuntimeSpec, store: BlockStore, slots: SlotTable, transfers: Transfers) -> None:
+    def __init__(self, spec: RuntimeSpec, store: BlockStore, residents: Residents, transfers: Transfers) -> None:
         self._spec = spec
         self._store = store
-        self._slots = slots
+        self._residents = residents
         self._transfers = transfers
-        self.fetches: list[Fetch] = []
+        self._fetches: list[Fetch] = []
 
-    def enter(self, sequence: Sequence, running: Seq[Sequence], *, has_donor: bool = False) -> Entered:
-        """Try to give `sequence` a slot beside those that are `running`. `has_donor`: its prompt is copied from another
-        slot, so nothing else is looked for.
+    def check_size(self, request: Request) -> None:
+        """Raises `EdgeqwenError` (`too_long`) for what can never enter: it exceeds a slot, or the whole budget."""
+        num_tokens = len(request.prompt_ids) + request.max_tokens
+        sizes = f"a prompt of {len(request.prompt_ids)} tokens and an answer of {request.max_tokens}"
+        excess = num_tokens - self._spec.capacity
+        if excess > 0:
+            message = f"{sizes} are {excess} more than the context of {self._spec.capacity}"
+            raise EdgeqwenError(message, code="too_long")
+        needed, budget = self._needed_bytes(request), self._store.budget_bytes
+        if needed > budget:
+            message = f"{sizes} take {needed} bytes of cache, and all there is to have is {budget} (kv.memory_mb)"
+            raise EdgeqwenError(message, code="too_long")
+
+    def enter(self, sequence: Sequence, *, has_donor: bool = False) -> Entered:
+        """Try to give `sequence` a slot. `has_donor`: its prompt is copied from another slot, so nothing else is looked
+        for.
         """
         if sequence.is_fetching or sequence.is_parking:
             return Entered.SOON
-        if not self._slots.num_free:
+        if not self._residents.has_free_slot:
             return Entered.ROOM_SOON if self._transfers.slots else Entered.NO_ROOM
         match = Match() if has_donor else self._match(sequence)
-        if not has_donor and self._is_worth_waiting(sequence, match, running):
+        if not has_donor and self._is_worth_waiting(sequence, match):
             return Entered.SOON
         self._store.pin(match.blocks)
         if not self._has_room(sequence, match):
             self._store.unpin(match.blocks)
             if self._store.is_writing or self._transfers.slots:
                 return Entered.ROOM_SOON
-            if running or not self._reserve_alone(sequence):
+            if self._residents.running or not self._reserve_alone(sequence):
                 return Entered.NO_ROOM
             match = self._match(sequence).loaded_part()
             self._store.pin(match.blocks)
@@ -95,7 +110,7 @@ class Entry:
         limit = sequence.num_tokens - (0 if sequence.is_background else 1)
         return self._store.match(sequence.request.owner, sequence.tokens(0, limit), limit=limit)
 
-    def _is_worth_waiting(self, sequence: Sequence, match: Match, running: Seq[Sequence]) -> bool:
+    def _is_worth_waiting(self, sequence: Sequence, match: Match) -> bool:
         """Others know more of its tokens than the store does: have that put there, once."""
         request = sequence.request
         if not request.may_cache:
@@ -105,6 +120,7 @@ class Entry:
             return True
         if sequence.has_asked:
             return self._transfers.is_serving(sequence)
+        running = self._residents.running
         donors = [each for each in running if each.request.owner == request.owner and each.request.may_cache]
         lengths = [common_length(each.tokens(0, each.num_computed), ids) for each in donors]
         best = max(range(len(donors)), key=lambda index: lengths[index], default=None)
@@ -116,7 +132,7 @@ class Entry:
 
     def _has_room(self, sequence: Sequence, match: Match) -> bool:
         """Reserve for all that the sequence may come to, and have room for what must be fetched."""
-        needed = self._needed_bytes(sequence)
+        needed = self._needed_bytes(sequence.request)
         if not self._store.reserve(needed):
             return False
         if not self._store.make_room(sum(block.num_bytes for block in match.unloaded)):
@@ -125,19 +141,17 @@ class Entry:
         sequence.reserved_bytes = needed
         return True
 
-    def _needed_bytes(self, sequence: Sequence) -> int:
-        request = sequence.request
+    def _needed_bytes(self, request: Request) -> int:
         return (len(request.prompt_ids) + request.max_tokens) * self._spec.kv_bytes_per_token
 
     def _reserve_alone(self, sequence: Sequence) -> bool:
         """Nothing runs that could give room back, so what is known of this sequence may have to go for its sake."""
-        self._store.unpin(sequence.pins)
-        sequence.pins = []
-        sequence.reserved_bytes = self._needed_bytes(sequence)
-        if self._store.reserve(sequence.reserved_bytes):
-            return True
-        sequence.reserved_bytes = 0
-        return False
+        self._store.unpin(sequence.take_pins())
+        needed = self._needed_bytes(sequence.request)
+        if not self._store.reserve(needed):
+            return False
+        sequence.reserved_bytes = needed
+        return True
 
     def _fetch(self, sequence: Sequence, match: Match) -> None:
         """The reservation is given back: what is fetched needs the room, and nobody knows how long it takes."""
@@ -145,18 +159,13 @@ class Entry:
         sequence.reserved_bytes = 0
         sequence.is_fetching = True
         sequence.pins += match.blocks
-        self.fetches.append(Fetch(sequence, match.unloaded))
+        self._fetches.append(Fetch(sequence, match.unloaded))
 
     def _take_slot(self, sequence: Sequence, match: Match) -> None:
-        slot = self._slots.acquire()
-        assert slot is not None
+        slot = self._residents.admit(sequence)
         self._store.use(match)
-        self._store.unpin(sequence.pins)
+        self._store.unpin(sequence.take_pins())
         sequence.pins = list(match.blocks)
-        sequence.slot = slot
-        sequence.num_computed = 0
-        sequence.num_since_begin = 0
-        sequence.enter(State.PREFILLING)
         stops = [*(block.stop for block in match.blocks[:-1]), match.length]
         sequence.loads.extend(
             SlotLoad(slot, block.start, stop, block.data, block.num_bytes)
@@ -164,3 +173,23 @@ class Entry:
         )
         if sequence.num_cached is None:
             sequence.num_cached = min(match.length, len(sequence.request.prompt_ids))
+
+    def take_fetches(self) -> tuple[Fetch, ...]:
+        """What is to be read since the last call; each is to be reported with `fetched`."""
+        fetches = tuple(self._fetches)
+        self._fetches.clear()
+        return fetches
+
+    def fetched(self, fetch: Fetch, data: Seq[KVData | None]) -> list[Block]:
+        """What was read, None for files that are damaged or gone; returns the blocks whose files are of no use now."""
+        useless: list[Block] = []
+        for block, content in zip(fetch.blocks, data, strict=True):
+            if content is None:
+                useless += self._store.unstore(block)
+            elif block.data is None and block.is_stored and self._store.make_room(block.num_bytes):
+                self._store.fill(block, content)
+        sequence = fetch.sequence
+        sequence.is_fetching = False
+        if sequence.state is State.FINISHED:
+            self._store.unpin(sequence.take_pins())
+        return useless

@@ -22,9 +22,6 @@ class Groups:
     def __contains__(self, rid: str) -> bool:
         return rid in self._groups
 
-    def __getitem__(self, rid: str) -> Group:
-        return self._groups[rid]
-
     def sequences(self) -> Iterator[Sequence]:
         """All sequences of all requests, ended ones too."""
         return (sequence for group in self._groups.values() for sequence in group.sequences)
@@ -47,12 +44,20 @@ class Groups:
         self._groups[request.rid] = group
         return group
 
-    def start(self, rid: str, now: float) -> None:
-        """A sequence of the request has its first step now."""
+    def start(self, rid: str, now: float) -> bool:
+        """A sequence of the request begins now; False if one has begun before."""
         group = self._groups[rid]
-        if not group.has_started:
-            group.started_at = now
-            self._admission.start()
+        if group.has_started:
+            return False
+        group.started_at = now
+        self._admission.start()
+        return True
+
+    def donor(self, sequence: Sequence) -> Sequence | None:
+        """Another choice whose slot holds the whole prompt, so that `sequence` need not compute it."""
+        if sequence.is_background or sequence.generated:
+            return None
+        return self._groups[sequence.request.rid].donor()
 
     def late(self, now: float) -> list[str]:
         """The requests whose deadline has come."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.kvcache import Block, BlockStore
+from edgeqwen.scheduler.background import Background
 
 
 class KeptPrompts:
-    """Pins the blocks of prompts as soon as all of one are in memory."""
+    """Pins the blocks of prompts as soon as all of one are in memory; wishes in `background` bring them back."""
 
-    def __init__(self, store: BlockStore) -> None:
+    def __init__(self, store: BlockStore, background: Background) -> None:
         self._store = store
+        self._background = background
         self._wanted: dict[str, Request] = {}
         self._pinned: dict[str, tuple[Request, tuple[Block, ...]]] = {}
 
     def add(self, owner: str, prompt_ids: tuple[int, ...]) -> None:
+        """This prompt is to stay once it is known."""
         key = f"kept {len(self._wanted) + len(self._pinned)}"
         self._wanted[key] = Request("", owner, prompt_ids, SamplingParams(), max_tokens=0, is_lasting=True)
 
@@ -28,11 +31,11 @@ class KeptPrompts:
                 self._pinned[key] = request, match.blocks
                 del self._wanted[key]
 
-    def release(self) -> dict[str, Request]:
-        """Let all go; returns, by a key of its own, what makes each known again, if it should have to go."""
-        released = {key: request for key, (request, _) in self._pinned.items()}
-        for _, blocks in self._pinned.values():
+    def release(self) -> bool:
+        """Let all go, and have it computed again when there is nothing else to do. False if there was none."""
+        released, self._pinned = self._pinned, {}
+        for key, (request, blocks) in released.items():
             self._store.unpin(blocks)
-        self._pinned.clear()
-        self._wanted |= released
-        return released
+            self._wanted[key] = request
+            self._background.want(key, request)
+        return bool(released)

@@ -47,11 +47,11 @@ class Sequence:
     """One choice of a request. Only the scheduler changes it; `num_computed` tokens of it are in the slot.
 
     `number` is its place in the order of arrival, `since` when it began to wait; `num_known` tokens of it were known
-    when it came, `num_cached` when it got its slot. `reserved_bytes` of the cache's budget are its own, `pins` are
-    blocks kept for it, `loads` what is still to go from them into its slot. `is_fetching`: some of them are read from
-    disk. `is_parking`: it was preempted, and its slot is being saved. `is_spoilt`: what its slot holds is not to be
-    kept. `has_asked`: what others have computed of its beginning was asked for once. `drafter` guesses its next tokens;
-    None as long as nothing is to be guessed.
+    when it came, `num_cached` when it got its slot; `num_since_begin` were generated since it last got one.
+    `reserved_bytes` of the cache's budget are its own, `pins` are blocks kept for it, `loads` what is still to go from
+    them into its slot. `is_fetching`: some of them are read from disk. `is_parking`: it was preempted, and its slot is
+    being saved. `is_spoilt`: what its slot holds is not to be kept. `has_asked`: what others have computed of its
+    beginning was asked for once. `drafter` guesses its next tokens; None as long as nothing is to be guessed.
     """
 
     request: Request
@@ -107,6 +107,11 @@ class Sequence:
         if stop <= skipped:
             return prompt[start:stop]
         return prompt[start:] + tuple(self.generated[max(0, start - skipped) : stop - skipped])
+
+    def take_pins(self) -> list[Block]:
+        """The blocks that were kept for it; they are not its own any more."""
+        pins, self.pins = self.pins, []
+        return pins
 
     def enter(self, state: State) -> None:
         """Change state; a transition that the table does not have is a fault of the scheduler and raises first."""

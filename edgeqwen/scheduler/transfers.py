@@ -42,6 +42,13 @@ class _Saving:
     pins: list[Block] = field(default_factory=list)
 
 
+def _saving(sequence: Sequence, length: int) -> _Saving:
+    """Of the first `length` tokens in its slot."""
+    assert sequence.slot is not None
+    request = sequence.request
+    return _Saving(sequence.slot, request.owner, sequence.tokens(0, length), request.is_lasting)
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     save: SlotSave
@@ -79,35 +86,31 @@ class Transfers:
         own = sum(each.reserved_bytes + each.parked_bytes for each in self._savings.values())
         return own + sum(piece.num_bytes for piece in self._pieces)
 
-    def take_slot(self, slot: int, sequence: Sequence, *, reserved_bytes: int, length: int) -> None:
-        """Save the first `length` tokens of a sequence that has ended; the slot and the reservation are ours now."""
-        request = sequence.request
-        ids = sequence.tokens(0, length)
-        saving = self._savings[slot] = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes)
+    def take_slot(self, sequence: Sequence) -> None:
+        """Save what the slot of a sequence that has ended holds; the slot and what is reserved are ours from now on."""
+        saving = _saving(sequence, sequence.num_computed)
         self._pin(saving)
-        self._shrink(saving, length)
+        self._take_over(sequence, saving)
 
-    def _shrink(self, saving: _Saving, length: int) -> None:
-        """Give back what was reserved for tokens that never came."""
-        surplus = saving.reserved_bytes - length * self._store.token_bytes
-        if surplus > 0:
-            self._store.unreserve(surplus)
-            saving.reserved_bytes -= surplus
-
-    def park(self, slot: int, sequence: Sequence, *, reserved_bytes: int, length: int) -> bool:
+    def park(self, sequence: Sequence) -> bool:
         """As `take_slot`, for a sequence that is to go on later. False, and nothing done, if there is no room."""
-        request, ids = sequence.request, sequence.tokens(0, length)
-        missing = self._store.missing(request.owner, ids)
+        saving = _saving(sequence, sequence.num_computed)
+        missing = self._store.missing(saving.owner, saving.ids)
         num_bytes = sum(stop - start for start, stop in missing) * self._store.token_bytes
-        saving = _Saving(slot, request.owner, ids, request.is_lasting, reserved_bytes, sequence, num_bytes)
         self._pin(saving)
         if not self._store.reserve(num_bytes):
             self._store.unpin(saving.pins)
             return False
         sequence.is_parking = True
-        self._savings[slot] = saving
-        self._shrink(saving, length)
+        saving.parked, saving.parked_bytes = sequence, num_bytes
+        self._take_over(sequence, saving)
         return True
+
+    def _take_over(self, sequence: Sequence, saving: _Saving) -> None:
+        """The sequence's slot and reservation, but for what was reserved for tokens that never came."""
+        self._savings[saving.slot] = saving
+        saving.reserved_bytes = min(sequence.reserved_bytes, len(saving.ids) * self._store.token_bytes)
+        self._store.unreserve(sequence.reserved_bytes - saving.reserved_bytes)
 
     def forget_parked(self, sequence: Sequence) -> None:
         """A preempted sequence has ended: what was kept for it is kept like anything else."""
@@ -129,9 +132,7 @@ class Transfers:
 
     def ask(self, asker: Sequence, donor: Sequence, length: int) -> None:
         """Have the first `length` tokens of a running sequence put into the store."""
-        assert donor.slot is not None
-        request, ids = donor.request, donor.tokens(0, length)
-        export = _Export(asker, donor, _Saving(donor.slot, request.owner, ids, request.is_lasting))
+        export = _Export(asker, donor, _saving(donor, length))
         self._pin(export.saving)
         self._exports.append(export)
 
