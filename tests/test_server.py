@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import re
 import shutil
 import socket
 import subprocess
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -601,6 +603,26 @@ async def test_partial_lines_of_one_user_leave_room_for_an_administrator(tmp_pat
         wire.clients[0].close()
         await until(lambda: len(wire.server.connections) < 5)
         assert (await (await wire.connect()).ask({"op": "health"}))["ok"] is True
+
+
+async def test_line_that_was_refused_is_not_kept_until_garbage_is_collected(tmp_path: Path) -> None:
+    async with serve(tmp_path, None, WireLimits(linger_s=0.05)) as wire:
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                client = await wire.connect()
+                client.write(b'{"x":"' + b"a" * (2 << 20) + b'"}\n')
+                (final,) = await client.read_all()
+                assert final["error"]["code"] == "too_large"
+            await until(lambda: not wire.server.connections)
+            held = [trace for trace in tracemalloc.take_snapshot().traces if trace.size > 100_000]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    ours = [str(trace.traceback) for trace in held if "/edgeqwen/" in str(trace.traceback)]
+    assert not ours
 
 
 async def test_connections_beyond_the_total_are_busy(tmp_path: Path) -> None:

@@ -93,6 +93,11 @@ class FrameDecoder:
     def feed_eof(self) -> None:
         self._is_eof = True
 
+    def discard(self) -> None:
+        """Forget what was fed: nobody will ask for it, and its holder may live until garbage is collected."""
+        self._buffer = bytearray()
+        self._searched = 0
+
     @property
     def is_partial(self) -> bool:
         """Whether bytes of a line are waiting for its end. True as well while whole lines wait to be taken."""

@@ -231,7 +231,7 @@ class Connection(asyncio.Protocol):
         if lines is None or self._is_over:
             return
         has_more = lines.take_lines()
-        if lines.fatal_error is not None or (lines.is_closing and not lines.is_busy):
+        if lines.has_failed or (lines.is_closing and not lines.is_busy):
             self._finish()
             return
         if has_more:

@@ -79,7 +79,7 @@ class LineSession:
         self._held: tuple[Envelope, Operation] | None = None
         self._is_eof = False
         self.is_closing = False
-        self.fatal_error: EdgeqwenError | None = None
+        self.has_failed = False
 
     @property
     def num_lines(self) -> int:
@@ -111,7 +111,7 @@ class LineSession:
         """Take lines until none is left or no more may be; True if it stopped only to let others run."""
         self._take_held()
         for _ in range(LINES_PER_CALL):
-            if self.is_closing or self.is_blocked or self.fatal_error is not None:
+            if self.is_closing or self.is_blocked or self.has_failed:
                 return False
             try:
                 line = next(self._decoder, None)
@@ -135,7 +135,7 @@ class LineSession:
     def fail(self, error: EdgeqwenError) -> None:
         """Answer once and end everything: nothing after this can be trusted to be a request."""
         assert CODES[error.code].is_fatal
-        self.fatal_error = error
+        self.has_failed = True
         self.cancel()
         self._write(encode_frame(error_members(error), done=True))
 
@@ -143,6 +143,7 @@ class LineSession:
         """End all that is in flight; nobody will read the answers."""
         self.is_closing = True
         self._held = None
+        self._decoder.discard()
         for call in tuple(self._calls):
             if call.work is not None:
                 call.work.cancel()
@@ -244,7 +245,7 @@ class LineSession:
             self._calls.discard(call)
             if call.request_id is not None:
                 del self._by_id[call.request_id]
-        if self.fatal_error is not None:
+        if self.has_failed:
             return
         if call.turn is None:
             self._write(frame)
