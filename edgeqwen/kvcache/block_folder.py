@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import re
 import stat
@@ -138,11 +139,15 @@ class BlockFolder:
         found = [block for name in list(self._sizes) if (block := self._examine(name)) is not None]
         return sorted(found, key=lambda block: (block.modified_ns, block.head.start, block.head.name))
 
-    def read(self, name: str) -> bytearray | None:
-        """The data of the block `name`; None if it is not there or not to be believed, and then it is removed."""
+    def read(self, name: str) -> memoryview | None:
+        """The data of the block `name`; None if it is not there or not to be believed, and then it is removed.
+
+        It lies in a mapping of its own, which is gone with the last reference: megabytes that come and go would leave
+        holes in the heap.
+        """
         with self._believing(name), _opened(self._folder_fd, name) as fd:
             start, _ = self._read_start(fd, name)
-            data = bytearray(start.head.num_bytes)
+            data = memoryview(mmap.mmap(-1, start.head.num_bytes))
             _read_into(fd, data, start.data_offset)
             check_data(start, data)
             return data
@@ -252,7 +257,7 @@ def _opened(folder_fd: int, name: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _read_into(fd: int, data: bytearray, offset: int) -> None:
+def _read_into(fd: int, data: memoryview, offset: int) -> None:
     view = memoryview(data)
     while view:
         num_read = os.preadv(fd, [view], offset)
