@@ -139,7 +139,7 @@ class BlockFolder:
         found = [block for name in list(self._sizes) if (block := self._examine(name)) is not None]
         return sorted(found, key=lambda block: (block.modified_ns, block.head.start, block.head.name))
 
-    def read(self, name: str) -> memoryview | None:
+    def read(self, name: str) -> Buffer | None:
         """The data of the block `name`; None if it is not there or not to be believed, and then it is removed.
 
         It lies in a mapping of its own, which is gone with the last reference: megabytes that come and go would leave
