@@ -147,7 +147,7 @@ class BlockFolder:
         """
         with self._believing(name), _opened(self._folder_fd, name) as fd:
             start, _ = self._read_start(fd, name)
-            data = memoryview(mmap.mmap(-1, start.head.num_bytes))
+            data = memoryview(mmap.mmap(-1, start.head.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
             _read_into(fd, data, start.data_offset)
             check_data(start, data)
             return data

@@ -100,4 +100,5 @@ def mapped_array(shape: tuple[int, ...], dtype: type[np.float32] | type[np.int8]
     The heap keeps what is freed inside it; blocks of a cache come and go by the hundred, each some megabytes.
     """
     num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, max(num_bytes, 1)), dtype, num_bytes // np.dtype(dtype).itemsize).reshape(shape)
+    memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype, num_bytes // np.dtype(dtype).itemsize).reshape(shape)
