@@ -228,9 +228,11 @@ def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
         resident, descriptors = _look(service, clients, size)
         _check_slots(service, clients[0])
         growth = resident / resident_before - 1
+        kv_mb = service.stats()["kv_bytes"] >> 20
         found = {
             "model": model.name,
             "resident_mb": [resident_before >> 20, resident >> 20],
+            "kv_mb": kv_mb,
             "growth": round(growth, 4),
             "descriptors": descriptors.total(),
             "requests": dict(sum((client.counts for client in clients), Counter())),
@@ -249,7 +251,9 @@ def _run_all(clients: list[Client], num_requests: int) -> None:
 
 
 def _look(service: Service, clients: list[Client], size: Size) -> tuple[int, Counter[str]]:
-    """Resident bytes, and descriptors by what they are, when all is quiet."""
+    """Resident bytes less keys and values, of which there may be any number up to their budget, and descriptors by what
+    they are, when all is quiet.
+    """
     time.sleep(size.quiet_s)
     stats = service.wait_until_idle()
     assert stats["conns"] == len(clients) + 1, stats  # the one that asks
@@ -257,7 +261,7 @@ def _look(service: Service, clients: list[Client], size: Size) -> tuple[int, Cou
     for _ in range(NUM_LOOKS):  # the daemon may not have closed yet what asked last
         time.sleep(POLL_S)
         looks.append(service.descriptors())
-    return service.resident_bytes, min(looks, key=Counter.total)
+    return service.resident_bytes - stats["kv_bytes"], min(looks, key=Counter.total)
 
 
 def _check_slots(service: Service, client: Client) -> None:
