@@ -104,7 +104,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(owner=owners, ids=texts)
     def make_lasting(self, owner: str, ids: Ids) -> None:
-        self.store.make_lasting(self.checked_match(owner, ids, len(ids)), due_at=self.now + 2)
+        self.store.make_lasting(self.checked_match(owner, ids, len(ids)).blocks, due_at=self.now + 2)
 
     @rule(owner=owners, ids=texts)
     def pin(self, owner: str, ids: Ids) -> None:
@@ -402,7 +402,7 @@ def test_single_requests_go_before_conversations() -> None:
     store = make_store(budget=128)
     put(store, "a", numbers(0, 64))
     put(store, "b", numbers(0, 64))
-    store.make_lasting(store.match("a", numbers(0, 64), limit=64), due_at=0.0)
+    store.make_lasting(store.match("a", numbers(0, 64), limit=64).blocks, due_at=0.0)
     put(store, "c", numbers(0, 64))
     assert [length(store, owner, numbers(0, 64)) for owner in "abc"] == [64, 0, 64]
 

@@ -76,9 +76,8 @@ def show_command(name: str, *, socket_path: str | None, is_json: bool) -> None:
     click.echo(f"{frame.get('name', '')} {frame['session']} ({facts})".lstrip())
     system = [{"role": "system", "content": frame["system"]}] if "system" in frame else []
     for message in (*system, *frame["messages"]):
-        print(
-            f"\n[{message['role']}]\n{shown(message['content'], sys.stdout)}"
-        )  # click's echo would change it in a pipe
+        content = shown(message["content"], sys.stdout)
+        print(f"\n[{message['role']}]\n{content}")  # click's echo would change it in a pipe
 
 
 @command.command("fork", short_help="Copy one.")

@@ -17,7 +17,7 @@ from edgeqwen.core.disk_thread import DiskThread
 from edgeqwen.core.step import KVData
 from edgeqwen.errors import CannotWrite, EdgeqwenError
 from edgeqwen.kvcache import Block, BlockStore
-from edgeqwen.kvcache.block_file import BlockHead
+from edgeqwen.kvcache.block_file import BlockHead, block_name
 from edgeqwen.kvcache.block_folder import BlockFolder, Found
 from edgeqwen.scheduler import Fetch
 
@@ -58,6 +58,10 @@ class BlockDisk:
         self._last_reason = ""
         self._timer: asyncio.TimerHandle | None = None
         self.num_failed_writes = 0
+
+    def begin(self) -> None:
+        """`start`, without waiting for it."""
+        self._spawn(self.start())
 
     async def start(self) -> None:
         """Find what a daemon before this one has left."""
@@ -232,13 +236,13 @@ class BlockDisk:
 
 
 def _head_of(block: Block, fingerprint: str) -> BlockHead:
-    parent = block.parent
-    assert parent is not None
+    assert block.parent is not None
+    parent = block.parent.name(fingerprint)
     return BlockHead(
         fingerprint=fingerprint,
         owner=block.owner,
-        name=block.name(fingerprint),
-        parent=parent.name(fingerprint),
+        name=block_name(parent, block.owner, block.ids, fingerprint),
+        parent=parent,
         start=block.start,
         ids=block.ids,
         num_bytes=block.num_bytes,

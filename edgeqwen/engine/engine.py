@@ -48,7 +48,6 @@ class Engine:
         today: Callable[[], int],
     ) -> None:
         self._runtime = runtime
-        self._kv = kv
         self._store = make_store(runtime.spec, kv)
         self._files = files
         self._admission = admission
@@ -73,7 +72,6 @@ class Engine:
             on_plan=self._pump_disk,
             clock=clock,
         )
-        self._disk_task: asyncio.Task[None] | None = None
 
     def _make_disk(self, kv: KvSettings, today: Callable[[], int]) -> BlockDisk:
         assert kv.folder is not None
@@ -121,7 +119,7 @@ class Engine:
     async def run(self) -> None:
         """Step after step; returns after `close`."""
         if self._disk is not None:
-            self._disk_task = asyncio.create_task(self._disk.start())
+            self._disk.begin()
         await self._loop.run()
 
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
@@ -212,11 +210,8 @@ class Engine:
 
     async def close_disk(self) -> None:
         """Write what is worth it; after `run` has returned."""
-        if self._disk is None:
-            return
-        if self._disk_task is not None:
-            await asyncio.gather(self._disk_task, return_exceptions=True)
-        await self._disk.close()
+        if self._disk is not None:
+            await self._disk.close()
 
     def close_runtime(self) -> None:
         """Free the runtime; on the engine thread, after `run` has returned."""

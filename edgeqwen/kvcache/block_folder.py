@@ -257,8 +257,7 @@ def _opened(folder_fd: int, name: str) -> Iterator[int]:
         os.close(fd)
 
 
-def _read_into(fd: int, data: memoryview, offset: int) -> None:
-    view = memoryview(data)
+def _read_into(fd: int, view: memoryview, offset: int) -> None:
     while view:
         num_read = os.preadv(fd, [view], offset)
         if num_read == 0:

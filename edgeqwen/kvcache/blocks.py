@@ -71,6 +71,11 @@ class Block:
             name = block_name(name, block.owner, block.ids, fingerprint)
         return name
 
+    def child(self, owner: str, ids: tuple[int, ...]) -> Block | None:
+        """The successor of exactly these tokens that belongs to `owner`."""
+        siblings = self.children.get(owner)
+        return None if siblings is None else siblings.get(ids)
+
     def lineage(self) -> Iterator[Block]:
         """From the first block down to this one."""
         above: list[Block] = []
@@ -199,7 +204,7 @@ class BlockTree:
             if not usable:
                 return Match(tuple(path), start)
             block, size = max(usable, key=lambda pair: pair[1])
-            if min(usable, key=lambda pair: pair[1])[1] == BLOCK_TOKENS and len(usable) == 2:
+            if len(usable) == 2 and all(each_size == BLOCK_TOKENS for _, each_size in usable):
                 # The same tokens, of this owner and of all: go the way that leads further.
                 ways = [(each, self._match(each, owner, ids)) for each, _ in usable]
                 first, way = max(ways, key=lambda pair: pair[1].length)
@@ -268,8 +273,7 @@ class BlockTree:
 
     def __contains__(self, block: Block) -> bool:
         """Whether the block has not been removed."""
-        siblings = block.parent.children.get(block.owner) if block.parent is not None else None
-        return siblings is not None and siblings.get(block.ids) is block
+        return block.parent is not None and block.parent.child(block.owner, block.ids) is block
 
     def __iter__(self) -> Iterator[Block]:
         """All blocks, parents before their successors."""

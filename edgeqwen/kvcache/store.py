@@ -160,8 +160,7 @@ class BlockStore:
         if covered > start or above.stop != start:
             return False
         own = tuple(ids[start : start + BLOCK_TOKENS])
-        siblings = above.children.get(owner)
-        block = None if siblings is None else siblings.get(own)  # one whose file was lost while it was to be read
+        block = above.child(owner, own)  # one whose file was lost while it was to be read
         superfluous: list[Block] = []
         if block is None:
             block = Block(owner, start, own, above, self.token_bytes * len(own))
@@ -177,9 +176,9 @@ class BlockStore:
             self._remove_superfluous(old)
         return True
 
-    def make_lasting(self, match: Match, *, due_at: float) -> None:
+    def make_lasting(self, blocks: Iterable[Block], *, due_at: float) -> None:
         """Blocks that were kept for a single request belong to a conversation now."""
-        for block in match.blocks:
+        for block in blocks:
             if not block.is_lasting:
                 block.is_lasting = True
                 self._order.use(block, is_new=True)
@@ -196,8 +195,7 @@ class BlockStore:
     def add_stored(self, owner: str, above: Block | None, ids: tuple[int, ...], num_bytes: int) -> Block:
         """A block that was found on disk, below another one (None: the first); the existing one if it is known."""
         parent = above or self._tree.root
-        siblings = parent.children.get(owner)
-        block = None if siblings is None else siblings.get(ids)
+        block = parent.child(owner, ids)
         if block is None:
             block = Block(owner, parent.stop, ids, parent, num_bytes)
             self._inventory.add(block)

@@ -84,7 +84,7 @@ class BackgroundWork:
         while (sequence := self._background.next()) is not None:
             if sequence.state is State.PREFILLING:
                 return sequence
-            if self._entry.is_known(sequence):
+            if self._entry.num_known(sequence) == sequence.num_tokens:
                 self._end(sequence, is_done=True)
                 continue
             entered = self._entry.enter(sequence)

@@ -94,15 +94,9 @@ class Entry:
         self._take_slot(sequence, match)
         return Entered.YES
 
-    def num_known(self, request: Request) -> int:
-        """Tokens of a prompt that need not be computed, as things are now."""
-        if not request.may_cache:
-            return 0
-        return self._store.match(request.owner, request.prompt_ids, limit=len(request.prompt_ids) - 1).length
-
-    def is_known(self, sequence: Sequence) -> bool:
-        """Whether there is nothing to compute of a sequence that waits."""
-        return self._match(sequence).length == sequence.num_tokens
+    def num_known(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that need not be computed, as things are now."""
+        return self._match(sequence).length
 
     def _match(self, sequence: Sequence) -> Match:
         if not sequence.request.may_cache:
@@ -132,13 +126,11 @@ class Entry:
 
     def _has_room(self, sequence: Sequence, match: Match) -> bool:
         """Reserve for all that the sequence may come to, and have room for what must be fetched."""
-        needed = self._needed_bytes(sequence.request)
-        if not self._store.reserve(needed):
+        if not self._reserve(sequence):
             return False
         if not self._store.make_room(sum(block.num_bytes for block in match.unloaded)):
-            self._store.unreserve(needed)
+            self._unreserve(sequence)
             return False
-        sequence.reserved_bytes = needed
         return True
 
     def _needed_bytes(self, request: Request) -> int:
@@ -147,16 +139,22 @@ class Entry:
     def _reserve_alone(self, sequence: Sequence) -> bool:
         """Nothing runs that could give room back, so what is known of this sequence may have to go for its sake."""
         self._store.unpin(sequence.take_pins())
+        return self._reserve(sequence)
+
+    def _reserve(self, sequence: Sequence) -> bool:
         needed = self._needed_bytes(sequence.request)
         if not self._store.reserve(needed):
             return False
         sequence.reserved_bytes = needed
         return True
 
-    def _fetch(self, sequence: Sequence, match: Match) -> None:
-        """The reservation is given back: what is fetched needs the room, and nobody knows how long it takes."""
+    def _unreserve(self, sequence: Sequence) -> None:
         self._store.unreserve(sequence.reserved_bytes)
         sequence.reserved_bytes = 0
+
+    def _fetch(self, sequence: Sequence, match: Match) -> None:
+        """The reservation is given back: what is fetched needs the room, and nobody knows how long it takes."""
+        self._unreserve(sequence)
         sequence.is_fetching = True
         sequence.pins += match.blocks
         self._fetches.append(Fetch(sequence, match.unloaded))

@@ -119,8 +119,9 @@ class Scheduler:
         assert min(len(request.prompt_ids), request.max_tokens, request.n) > 0
         self._entry.check_size(request)
         num_before = self.num_queued
-        num_known = self._entry.num_known(request)
-        for sequence in self._groups.add(request).sequences:
+        sequences = self._groups.add(request).sequences
+        num_known = self._entry.num_known(sequences[0])
+        for sequence in sequences:
             sequence.number, sequence.since, sequence.num_known = next(self._numbers), now, num_known
             self._residents.wait(sequence)
         self._work.give_up()

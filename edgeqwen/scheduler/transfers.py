@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edgeqwen.core.step import KVData
-from edgeqwen.kvcache import Block, BlockStore, Match
+from edgeqwen.kvcache import Block, BlockStore
 from edgeqwen.kvcache.blocks import common_length
 from edgeqwen.scheduler.plan import SlotSave
 from edgeqwen.scheduler.sequence import Sequence, State
@@ -124,8 +124,8 @@ class Transfers:
     def make_lasting(self, owner: str, ids: tuple[int, ...], now: float) -> None:
         """The blocks that are known of `ids` belong to a conversation, those on their way into the store too."""
         match = self._store.match(owner, ids, limit=len(ids))
-        whole = tuple(block for block in match.blocks if block.stop <= match.length)
-        self._store.make_lasting(Match(whole, match.length), due_at=now + self._write_delay_s)
+        whole = [block for block in match.blocks if block.stop <= match.length]
+        self._store.make_lasting(whole, due_at=now + self._write_delay_s)
         for saving in self._savings.values():
             if saving.owner == owner and common_length(saving.ids, ids) > match.length:
                 saving.is_lasting = True
@@ -200,7 +200,7 @@ class Transfers:
     def commit(self, data: tuple[KVData, ...], now: float) -> None:
         """Take in what was read, in the order of the plan."""
         pieces, self._pieces = self._pieces, []
-        changed: dict[int, _Saving] = {}
+        changed: dict[_Saving, None] = {}
         for piece, block in zip(pieces, data, strict=True):
             saving, start = piece.saving, piece.save.start
             self._store.unreserve(piece.num_bytes)
@@ -213,15 +213,15 @@ class Transfers:
                 due_at=now + self._write_delay_s,
             )
             if is_kept:
-                changed[id(saving)] = saving
-        for saving in changed.values():  # once for all its pieces: it is looked for from the start
+                changed[saving] = None
+        for saving in changed:  # once for all its pieces: it is looked for from the start
             self._pin(saving)
 
     def _pin(self, saving: _Saving) -> None:
         """Keep what is known of its tokens."""
         blocks = self._store.match(saving.owner, saving.ids, limit=len(saving.ids)).blocks
-        pinned = set(map(id, saving.pins))
-        new = [block for block in blocks if id(block) not in pinned]
+        pinned = set(saving.pins)
+        new = [block for block in blocks if block not in pinned]
         self._store.pin(new)
         saving.pins += new
 
