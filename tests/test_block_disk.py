@@ -61,7 +61,7 @@ class Device:
                 raise CannotWrite(f"{folder.path}: cannot keep the KV cache there: {os.strerror(self.error)}")
             return write(head, data)
 
-        folder.write = faulty  # type: ignore[method-assign]
+        vars(folder)["write"] = faulty
         return folder
 
 

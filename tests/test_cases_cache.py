@@ -447,7 +447,7 @@ async def test_memory_that_cannot_be_had_to_save_a_conversation_fails_nobody() -
         given: dict[str, Any] = {"max_tokens": 4, "ignore_eos": True}
 
         reading = Mock(side_effect=MemoryError)
-        rig.runtime.read_kv = reading  # type: ignore[method-assign]
+        vars(rig.runtime)["read_kv"] = reading
         _, busy = await rig.submit(prompt="busy", max_tokens=200, ignore_eos=True)
         for number in range(4):
             await rig.run(prompt=f"{number}" * 150, **given)

@@ -467,9 +467,11 @@ def test_control_characters_are_text_and_stay_out_of_the_log(daemon: DaemonProce
         assert text in shown
     assert chat(daemon, "http", messages=user(text), max_tokens=1).prompt == answer.prompt
     for name in ("\n", "a\x1b[31m", "\0", "../x", "..", "n" * 10_000):
-        for member, front in (("session", "socket"), ("conversation_id", "http")):
-            reference = f"@{name}" if front == "socket" else name
-            refusal = chat(daemon, front, messages=user("x"), max_tokens=1, **{member: reference})  # type: ignore[arg-type]
+        asked = {"messages": user("x"), "max_tokens": 1}
+        for refusal in (
+            chat(daemon, "socket", session=f"@{name}", **asked),
+            chat(daemon, "http", conversation_id=name, **asked),
+        ):
             if "." not in name:
                 assert refusal.refused is not None
                 assert name[:10] not in refusal.raw["message"]

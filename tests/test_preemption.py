@@ -156,7 +156,7 @@ def test_the_same_sequence_may_make_place_again_and_again() -> None:
     for number in range(4):
         desk.until(lambda: len(desk.drawn["old 1"]) > (number + 1) * (MIN_TOKENS + 2))  # noqa: B023 -- used at once
         desk.submit(f"new {number}", text(10 + number, 30), 3, priority=1)
-        desk.until(lambda: desk.scheduler.num_preempted == number + 1)  # noqa: B023
+        desk.until(lambda: desk.scheduler.num_preempted == number + 1)  # noqa: B023 -- as above
     desk.finish()
     check_answers(desk, 2)
 

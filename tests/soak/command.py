@@ -9,13 +9,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.conversations.packages import smollm2
 from edgeqwen.core.package import open_package
 from tests.soak.service import Model, package_model, scripted_model
 
-Size = TypeVar("Size")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Size = TypeVar("Size", bound="DataclassInstance")
 
 
 def run_with_models(
@@ -26,12 +29,12 @@ def run_with_models(
     parser.add_argument("--package", type=Path, help="default: SmolLM2-135M-Instruct in int8")
     parser.add_argument("--kv", choices=("fp32", "int8"), help="default: each that the package has")
     parser.add_argument("--scripted", action="store_true", help="no model at all")
-    fields = dataclasses.fields(size)  # type: ignore[arg-type]
+    fields = dataclasses.fields(size)
     for each in fields:
         flag = "--" + each.name.removeprefix("num_").replace("_", "-")
         parser.add_argument(flag, type=type(each.default), default=each.default, dest=each.name)
     given = parser.parse_args()
-    chosen = dataclasses.replace(size, **{each.name: getattr(given, each.name) for each in fields})  # type: ignore[type-var]
+    chosen = dataclasses.replace(size, **{each.name: getattr(given, each.name) for each in fields})
     with tempfile.TemporaryDirectory(prefix=f"soak-{name}-") as folder:
         for number, model in enumerate(_models(given, Path(folder))):
             began = time.monotonic()

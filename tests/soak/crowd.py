@@ -51,16 +51,16 @@ class Client:
         answers = []
         for number, question in enumerate(self.questions):
             messages = [{"role": "system", "content": self.system}, user(question)]
-            pieces: list[str] = []
+            frames: list[dict[str, Any]] = []
             is_stream = (number + len(question)) % 2 == 0
             request_id = line.send(
                 "chat", session=self.name, messages=messages, stream=is_stream, max_tokens=size.max_tokens, **GREEDY
             )
-            final = line.final(request_id, lambda frame: pieces.append(frame.get("delta", "")))  # noqa: B023
+            final = line.final(request_id, frames.append)
             assert "error" not in final, final
             assert final["rev"] == number + 1
             assert "saved" not in final
-            answers.append("".join(pieces) if is_stream else final["text"])
+            answers.append("".join(frame.get("delta", "") for frame in frames) if is_stream else final["text"])
             line.check_silence()
         return answers
 
