@@ -101,6 +101,24 @@ def test_what_an_int8_cache_holds_can_be_read_written_and_moved() -> None:
     assert np.array_equal(runtime.step(Batch((Chunk(3, 30, (7,)),))).logits[0], expected)
 
 
+@pytest.mark.parametrize(("quant", "kv_type"), [("int8", "fp32"), ("int8", "int8"), ("hybrid", "int8")])
+def test_graphs_that_give_memory_back_leave_the_cache_alone(quant: Quant, kv_type: KVType) -> None:
+    runtime = loaded("qwen3", quant, kv_type, prefill_rows=8)
+    graphs = {runtime._decode, runtime._prefill}
+    for slot in range(4):
+        runtime.step(Batch((Chunk(slot, 0, tuple(IDS[:40])),)))
+        runtime.step(Batch((Chunk(slot, 40, tuple(IDS[40:44]), 4),)))
+    before = [bytes(runtime.read_kv(slot, 0, 44)) for slot in range(4)]
+    expected = runtime.step(Batch((Chunk(3, 44, (7,)),))).logits[0].copy()
+    assert all(graph.is_worn for graph in graphs)
+    for graph in graphs:
+        graph.give_back()
+        assert not graph.is_worn
+    assert [bytes(runtime.read_kv(slot, 0, 44)) for slot in range(4)] == before
+    assert np.array_equal(runtime.step(Batch((Chunk(3, 44, (7,)),))).logits[0], expected)
+    runtime.close()
+
+
 def test_a_package_without_scales_has_no_int8_cache_and_says_how_to_get_one() -> None:
     package = open_package(tiny_package("qwen3", "int8"))
     with pytest.raises(ConfigInvalid, match=r"kv\.type.*without --fast"):

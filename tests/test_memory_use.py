@@ -7,18 +7,21 @@ import gc
 import os
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import onnxruntime as ort
+import pytest
 
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.runtime.onnx import OnnxRuntime
 from edgeqwen.runtime.step_graph import KEPT_SHAPES
-from tests.daemons import DaemonProcess, running_daemon
+from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon
 from tests.models import tiny_package, tiny_runtime
 from tests.processes import anonymous_bytes
 
@@ -31,6 +34,11 @@ STEP_BYTES = 8 << 20
 SPARE_BYTES = 1 << 20
 NUM_PASSES = 3
 """What leaks does so in every pass; a heap that is not yet as large as it gets may grow in one."""
+
+WIDTH = 16
+VOCABULARY = 1 << 16
+WIDE_BYTES = 2 * SLOTS * WIDTH * VOCABULARY * 4
+"""Logits of a step of all slots: coarse, and as they are in the end."""
 
 NUM_SHAPES = 500
 SHAPE_BYTES = 8 << 10
@@ -97,6 +105,27 @@ def test_prompts_of_any_length_leave_no_more_behind_than_the_first_ones_did() ->
     assert plateau < begun + STEP_BYTES, (begun, plateau)
     assert min(later - before for before, later in pairwise(passes)) < SPARE_BYTES, passes
     assert after < passes[-1] + SPARE_BYTES, (passes, after)
+
+
+def wait_until_less(num_bytes: int) -> int:
+    """Until anonymous memory of this process is below; returns what it is then."""
+    give_up_at = time.monotonic() + HANG_GUARD_S
+    while (now := anonymous_bytes(os.getpid())) >= num_bytes:
+        assert time.monotonic() < give_up_at, (now, num_bytes)
+        time.sleep(0.01)
+    return now
+
+
+def test_what_the_widest_steps_need_is_given_back_in_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgeqwen.runtime.onnx.PAUSE_S", 0.2)
+    runtime = tiny_runtime(tiny_package(quant="int8", vocab_size=VOCABULARY), num_slots=SLOTS, capacity=256)
+    wide = Batch(tuple(Chunk(slot, 0, (5,) * WIDTH, WIDTH) for slot in range(SLOTS)))
+    expected = [rows.copy() for rows in runtime.step(wide).logits]
+    for _ in range(NUM_PASSES):
+        rested = wait_until_less(anonymous_bytes(os.getpid()) - WIDE_BYTES)
+        assert all(map(np.array_equal, runtime.step(wide).logits, expected))  # and nobody holds the logits any more
+    wait_until_less(rested + SPARE_BYTES)
+    runtime.close()
 
 
 def run_shapes(runtime: OnnxRuntime, draw: random.Random, count: int) -> None:

@@ -19,9 +19,15 @@ class Cache:
     def __init__(self, spec: ModelSpec, kv_type: KVType, *, num_slots: int, capacity: int) -> None:
         shape = ArenaShape(num_slots, spec.num_kv_heads, capacity, spec.head_dim, DTYPES[kv_type])
         self.shape = shape
+        self._spec = spec
+        self._kv_type = kv_type
         self.lengths = [0] * num_slots
         self.bytes_per_token = spec.kv_floats_per_token * np.dtype(shape.dtype).itemsize
         self._arenas = {f"{layer}.{kind}": Arena(shape) for layer in range(spec.num_layers) for kind in KV_KINDS}
+
+    def of_capacity(self, num_tokens: int) -> Cache:
+        """Another cache of the same model and type, of one slot."""
+        return Cache(self._spec, self._kv_type, num_slots=1, capacity=num_tokens)
 
     def bind(self, io: Any, first: int, num_slots: int) -> None:
         """Bind `num_slots` slots from `first` on as past and present: the same memory, so nothing is copied."""

@@ -6,6 +6,7 @@ From which number of rows the prefill graph is the faster one depends on the mac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import time
@@ -25,9 +26,10 @@ from edgeqwen.core.model import KVType, Manifest, Stage
 from edgeqwen.core.package import MANIFEST, WEIGHTS, Package
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
 from edgeqwen.cpu import ThreadPlan, forget_pages, trim_heap
-from edgeqwen.errors import ConfigInvalid, ModelInvalid, RuntimeFailed
+from edgeqwen.errors import ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
+from edgeqwen.runtime.pauses import Pauses
 from edgeqwen.runtime.profile import measure, read_profile, write_profile
 from edgeqwen.runtime.session import attention_settings, has_shape, open_session, session_options
 from edgeqwen.runtime.step_graph import BatchGraph, ChunkGraph, StepGraph
@@ -36,6 +38,9 @@ MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
 DEFAULT_PREFILL_ROWS: Final = 12
+PAUSE_S: Final = 3.0
+"""Longer than a client that goes on at once needs for its next request."""
+
 KV_LAYOUT: Final = 1
 BIT_STABLE: Final = frozenset({"fp32", "int8"})
 """Quants whose logits are the same bits in any batch; the others do not pay for padding."""
@@ -74,18 +79,24 @@ class OnnxOptions:
 
 
 class OnnxRuntime:
-    """Implements `core.step.Runtime` on onnxruntime."""
+    """Implements `core.step.Runtime` on onnxruntime.
+
+    Steps of many rows need memory beside the cache, 1 to 3 MB for each row of logits, and have it at hand from then on:
+    to get it anew for each costs a third of their time. When no step has come for `PAUSE_S` it is given back.
+    """
 
     def __init__(
         self, decode: StepGraph, prefill: StepGraph | None, *, cache: Cache, manifest: Manifest, options: OnnxOptions
     ) -> None:
         self._decode = decode
         self._prefill = prefill or decode
+        self._graphs = (self._decode,) if prefill is None else (self._decode, prefill)
+        self._pauses = Pauses(self._give_back, after_s=PAUSE_S)
         self._is_one_by_one = isinstance(prefill, ChunkGraph)
         self._prefill_rows = options.prefill_rows
         self._cache = cache
         self.kv_type: KVType = "int8" if cache.shape.dtype is np.int8 else "fp32"
-        self._logits = np.empty((1, manifest.spec.vocab_size), np.float32)
+        self._logits = np.empty((0, manifest.spec.vocab_size), np.float32)
         self._spec = RuntimeSpec(
             num_slots=options.num_slots,
             capacity=options.capacity,
@@ -125,7 +136,7 @@ class OnnxRuntime:
         if options.profile_path is not None:
             runtime._fit_to_machine(options.profile_path(manifest, kv_type))
         forget_pages(package.path / WEIGHTS)
-        trim_heap()
+        runtime._give_back()
         progress(1.0)
         return runtime
 
@@ -145,7 +156,10 @@ class OnnxRuntime:
         counts = [len(chunk.ids) for chunk in chunks]
         num_rows = min(counts) if self._is_one_by_one else sum(counts)
         graph = self._prefill if num_rows >= self._prefill_rows else self._decode
-        graph.run(chunks, logits)
+        with self._pauses.work():
+            graph.run(chunks, logits)
+            if graph.is_worn:
+                self._pauses.expect()
         for chunk in chunks:
             self._cache.lengths[chunk.slot] = chunk.stop
         bounds = np.cumsum([chunk.num_logits for chunk in chunks])[:-1]
@@ -167,8 +181,17 @@ class OnnxRuntime:
         self._cache.release(slot)
 
     def close(self) -> None:
-        del self._decode, self._prefill
+        self._pauses.close()
+        del self._decode, self._prefill, self._graphs
         self._cache.close()
+
+    def _give_back(self) -> None:
+        for graph in self._graphs:
+            if graph.is_worn:
+                with contextlib.suppress(EdgeqwenError):  # for want of memory, if at all; nobody waits for this
+                    graph.give_back()
+        self._logits = np.empty((0, self._spec.vocab_size), np.float32)
+        trim_heap()
 
     def _logits_buffer(self, rows: int) -> NDArray[np.float32]:
         """A buffer of `rows` rows, reused from step to step."""

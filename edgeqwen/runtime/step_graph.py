@@ -16,6 +16,7 @@ alone and on ARM every kernel's order depends on the number of rows, and the las
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,16 +30,28 @@ from numpy.typing import NDArray
 from edgeqwen.core.step import Chunk, Logits
 from edgeqwen.errors import RuntimeFailed
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.session import first_line
+from edgeqwen.runtime.session import first_line, shrinking_run
 
 KEPT_SHAPES: Final = 64
+LIGHT_ROWS: Final = 16
+"""A step of so many rows, with logits of one, leaves next to nothing behind."""
+
 SCORES_AT_ONCE: Final = 1 << 20  # query rows times keys of one run: 64 MB of scores with 16 heads
 
 
 class StepGraph(Protocol):
-    """Computes chunks (ascending slots) and writes their logits, chunk by chunk, into `logits` `[rows, vocabulary]`."""
+    """Computes chunks (ascending slots) and writes their logits, chunk by chunk, into `logits` `[rows, vocabulary]`.
+
+    What a wide step needed in memory beside the cache stays with the session (`is_worn`) until `give_back`, which costs
+    about a step of one row and leaves the cache alone.
+    """
+
+    @property
+    def is_worn(self) -> bool: ...
 
     def run(self, chunks: Sequence[Chunk], logits: Logits) -> None: ...
+
+    def give_back(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -56,34 +69,54 @@ class _Bindings:
         self._session = session
         self._cache = cache
         self._kept: OrderedDict[tuple[int, ...], _Prepared] = OrderedDict()
+        self.is_worn = False
 
     def prepare(self, first: int, num_slots: int, shapes: dict[str, tuple[tuple[int, ...], Any]]) -> _Prepared:
         """The binding of slots `[first, first + num_slots)` with inputs of these (shape, type)."""
         key = (first, num_slots, *(size for shape, _ in shapes.values() for size in shape))
         prepared = self._kept.pop(key, None)
         if prepared is None:
-            prepared = self._bind(first, num_slots, shapes)
+            inputs = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+            prepared = self._bind(self._cache, first, num_slots, inputs)
         self._kept[key] = prepared
         if len(self._kept) > KEPT_SHAPES:
             self._kept.popitem(last=False)
         return prepared
 
-    def _bind(self, first: int, num_slots: int, shapes: dict[str, tuple[tuple[int, ...], Any]]) -> _Prepared:
+    def _bind(self, cache: Cache, first: int, num_slots: int, inputs: dict[str, NDArray[Any]]) -> _Prepared:
         io = self._session.io_binding()
-        self._cache.bind(io, first, num_slots)
-        inputs = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        cache.bind(io, first, num_slots)
         for name, array in inputs.items():
             io.bind_cpu_input(name, array)
         return _Prepared(io, inputs)
 
     def run(self, prepared: _Prepared, logits: Logits) -> None:
         """Run a step; its logits go straight into `logits`."""
+        self.is_worn = self.is_worn or len(logits) > 1 or prepared.inputs["input_ids"].size > LIGHT_ROWS
         address = logits.ctypes.data if len(logits) else _NOWHERE.ctypes.data
-        try:
+        with _failures():
             prepared.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, address)
             self._session.run_with_iobinding(prepared.io)
-        except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-            raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
+
+    def shrink(self, **inputs: NDArray[Any]) -> None:
+        """Give back what steps have left behind, in a run of one token at position 0 over a cache of its own; `inputs`
+        ask for no logits.
+        """
+        cache = self._cache.of_capacity(1)
+        prepared = self._bind(cache, 0, 1, inputs)
+        with _failures():
+            prepared.io.bind_output("logits")
+            self._session.run_with_iobinding(prepared.io, shrinking_run())
+        cache.close()
+        self.is_worn = False
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
+        raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
 
 
 _NOWHERE: Final = np.empty(1, np.float32)  # what a binding of no rows points at
@@ -102,6 +135,20 @@ class BatchGraph:
         self._capacity = cache.shape.capacity
         self._pads_to_even = pads_to_even
         self._max_position = max_position
+
+    @property
+    def is_worn(self) -> bool:
+        return self._bindings.is_worn
+
+    def give_back(self) -> None:
+        count = np.ones(1, np.int32)
+        self._bindings.shrink(
+            input_ids=np.zeros((1, 1), np.int64),
+            seqlens_k=np.zeros(1, np.int32),
+            query_seqlens=count,
+            total_len=count.reshape(()),
+            logit_rows=np.zeros(0, np.int64),
+        )
 
     def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
         last_start = self._capacity - max(self._padded_len(chunk) for chunk in chunks)
@@ -167,6 +214,14 @@ class ChunkGraph:
 
     def __init__(self, session: ort.InferenceSession, cache: Cache) -> None:
         self._bindings = _Bindings(session, cache)
+
+    @property
+    def is_worn(self) -> bool:
+        return self._bindings.is_worn
+
+    def give_back(self) -> None:
+        ids, start, wanted = (np.zeros(shape, np.int64) for shape in ((1, 1), 1, 0))
+        self._bindings.shrink(input_ids=ids, start=start, logit_rows=wanted)
 
     def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
         place = 0
