@@ -78,6 +78,13 @@ class Rig:
     def runtime(self) -> FakeRuntime:
         return self.runtimes[0]
 
+    @property
+    def held_slots(self) -> set[int]:
+        """What the runtime holds beside spare slots."""
+        engine = self.inference._engine
+        spares = () if engine is None else engine._store.spares.slots
+        return set(self.runtime.held_slots) - set(spares)
+
     async def submit(
         self, owner: str = "1000", listener: Listener | None = None, **given: Any
     ) -> tuple[Generation, Listener]:
@@ -94,9 +101,9 @@ class Rig:
         return await listener.done(), listener
 
     async def settle(self) -> None:
-        """Wait until the runtime holds nothing, as it must once every request is over."""
+        """Wait until the runtime holds nothing but spare slots, as it must once every request is over."""
         async with asyncio.timeout(20):
-            while self.runtime.held_slots:  # noqa: ASYNC110 -- the runtime lives on another thread and has no event
+            while self.held_slots:  # noqa: ASYNC110 -- the runtime lives on another thread and has no event
                 await asyncio.sleep(0.001)
 
 

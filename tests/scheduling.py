@@ -106,7 +106,7 @@ class Desk:
         """Plan a step, its loads and saves done; `land` computes it."""
         plan = self.scheduler.plan(self.now)
         self.scheduler.check()
-        assert self.store.memory_bytes + self.store.reserved_bytes <= self.store.budget_bytes
+        assert self.store.free_bytes >= 0
         for slot in self.scheduler.take_releases():
             self.runtime.release(slot)
         self.fetches += self.scheduler.take_fetches()
@@ -168,7 +168,7 @@ class Desk:
             if self.step() is None and not self.fetches:
                 break
         assert self.scheduler.is_idle, repr(self.scheduler)
-        assert not self.runtime.held_slots
+        assert self.runtime.held_slots == tuple(sorted(self.store.spares.slots))
         assert not self.store.reserved_bytes
 
     def run(self, rid: str, prompt: Ids, max_tokens: int = 4, **given: Any) -> int:

@@ -20,6 +20,7 @@ from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import BadRequest, EdgeqwenError, ModelInvalid, RuntimeFailed
+from edgeqwen.kvcache import SpareSlots
 from edgeqwen.runtime.fake import FakeScript
 from tests.engines import Listener, Rig, eos, ids, make_rig, running
 
@@ -556,7 +557,7 @@ async def test_a_hundred_random_requests_each_end_exactly_once() -> None:
         assert engine._scheduler.is_idle
         stats = rig.inference.stats()
         assert (stats.running, stats.queued, stats.kv["reserved_bytes"]) == (0, 0, 0)
-        assert stats.kv_bytes == stats.kv["block_bytes"]
+        assert stats.kv_bytes == stats.kv["block_bytes"] + stats.kv["spare_bytes"]
         assert stats.totals["requests"] == len(listeners)
     assert len(listeners) + len(refused) == 100
     assert set(refused) <= {"busy", "quota"}
@@ -600,3 +601,17 @@ async def test_the_engine_thread_hands_back_results_and_errors_and_drops_the_unw
 
 def _raise(error: BaseException) -> None:
     raise error
+
+
+async def test_a_slot_that_was_left_is_released_after_a_while_with_nothing_else_to_do() -> None:
+    async with running() as rig:
+        engine = rig.inference._engine
+        assert engine is not None
+        engine._store.spares = SpareSlots(spare_s=0.2)
+        await rig.run(prompt="hello")
+        async with asyncio.timeout(20):
+            while not rig.inference.stats().kv["spare_bytes"]:  # noqa: ASYNC110 -- nothing tells
+                await asyncio.sleep(0.001)
+            while rig.runtime.held_slots:  # noqa: ASYNC110 -- the runtime lives on another thread and has no event
+                await asyncio.sleep(0.001)
+        assert rig.inference.stats().kv["spare_bytes"] == 0

@@ -17,6 +17,7 @@ from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.core.step import Chunk, RuntimeSpec
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.kvcache import Block, BlockStore
+from edgeqwen.kvcache.spares import SPARE_S
 from edgeqwen.scheduler import (
     Admission,
     Begun,
@@ -429,6 +430,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
         self.plan: StepPlan | None = None
         self.held: dict[int, list[int]] = {}
+        self.holders: dict[int, tuple[str, int]] = {}
         self.saved: tuple[tuple[int, ...], ...] = ()
         self.drawn: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         self.ended: Counter[tuple[str, int]] = Counter()
@@ -491,21 +493,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.saved = tuple(tuple(self.held[save.slot][save.start : save.stop]) for save in self.plan.saves)
         assert all(len(data) == save.stop - save.start for data, save in zip(self.saved, self.plan.saves, strict=True))
         for load in self.plan.loads:
-            tokens = self.held.setdefault(load.slot, [])
-            assert len(tokens) == load.start, "loads fill a slot from its beginning, without a gap"
+            tokens = self.take_slot(load.slot, self.plan.sequences[0], load.start)
+            if load is self.plan.loads[0]:  # one that was preempted may go on in the slot that it had
+                del tokens[load.start :]
+            assert len(tokens) == load.start, "loads fill a slot without a gap"
             tokens += load.data[: load.stop - load.start]
             self.num_loaded += load.stop - load.start
         slots = [chunk.slot for chunk in self.plan.batch.chunks]
         assert slots == sorted(set(slots))
         if (copy := self.plan.copy) is not None:
             assert copy.dst in slots
-            assert not self.held.get(copy.dst), "only an empty slot is copied to"
+            assert not self.take_slot(copy.dst, self.plan.sequences[0], 0), "only an empty slot is copied to"
             assert len(self.held[copy.src]) >= copy.length
             self.held[copy.dst] = self.held[copy.src][: copy.length]
         assert len(self.plan.batch.chunks) == len(self.plan.sequences) or not self.plan.batch.chunks
         for chunk, (rid, choice) in zip(self.plan.batch.chunks, self.plan.sequences, strict=False):
-            tokens = self.held.setdefault(chunk.slot, [])
-            assert chunk.start == len(tokens), "every token exactly once, in order, and the slot was empty at first"
+            tokens = self.take_slot(chunk.slot, (rid, choice), chunk.start)
+            assert chunk.start == len(tokens), "every token exactly once, in order"
             assert len(chunk.ids) <= 20
             tokens += chunk.ids
             if not rid:
@@ -520,6 +524,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             most = self.requests[rid].max_tokens - len(self.drawn[rid, choice]) - 1
             assert len(guesses) <= most, "the last token of the budget is never guessed"
             self.num_guessed += len(guesses)
+
+    def take_slot(self, slot: int, sequence: tuple[str, int], start: int) -> list[int]:
+        """What the slot holds: a sequence that is new there may go on from any token of what another left."""
+        tokens = self.held.setdefault(slot, [])
+        if self.holders.get(slot) != sequence or not sequence[0]:
+            self.holders[slot] = sequence
+            del tokens[start:]
+        return tokens
 
     @precondition(lambda self: self.plan is not None)
     @rule(
@@ -655,6 +667,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
         assert not self.live()
         assert self.scheduler.is_idle
+        self.now += SPARE_S
+        assert self.scheduler.plan(self.now) is None
         for slot in self.scheduler.take_releases():
             self.held.pop(slot, None)
         assert not self.held

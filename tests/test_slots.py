@@ -9,9 +9,16 @@ from hypothesis import strategies as st
 from edgeqwen.kvcache import SlotTable
 
 
+def acquire(table: SlotTable) -> int | None:
+    slot = table.choose()
+    if slot is not None:
+        table.acquire(slot)
+    return slot
+
+
 def test_slots_are_handed_out_from_the_first_on() -> None:
     table = SlotTable(3, 16)
-    assert [table.acquire() for _ in range(4)] == [0, 1, 2, None]
+    assert [acquire(table) for _ in range(4)] == [0, 1, 2, None]
     assert table.num_free == 0
     assert table.taken() == (0, 1, 2)
 
@@ -19,26 +26,33 @@ def test_slots_are_handed_out_from_the_first_on() -> None:
 def test_a_hole_between_taken_slots_is_filled_before_the_span_grows() -> None:
     table = SlotTable(6, 16)
     for _ in range(4):
-        table.acquire()
+        acquire(table)
     table.release(0)
     table.release(2)
-    assert table.acquire() == 2
-    assert table.acquire() == 0
+    assert acquire(table) == 2
+    assert acquire(table) == 0
 
 
 def test_the_nearest_slot_is_taken_when_there_is_no_hole() -> None:
     table = SlotTable(8, 16)
     for _ in range(6):
-        table.acquire()
+        acquire(table)
     for slot in (0, 1, 2, 3, 5):
         table.release(slot)
-    assert table.acquire() == 3, "next to slot 4, and lower than 5"
-    assert table.acquire() == 2
+    assert acquire(table) == 3, "next to slot 4, and lower than 5"
+    assert acquire(table) == 2
+
+
+def test_of_slots_that_are_as_near_the_one_worth_most_is_taken() -> None:
+    table = SlotTable(4, 16)
+    assert table.choose(lambda slot: (slot % 3,)) == 2
+    table.acquire(1)
+    assert table.choose(lambda slot: (slot,)) == 2, "3 lies farther away"
 
 
 def test_lengths_belong_to_taken_slots_and_end_at_the_capacity() -> None:
     table = SlotTable(2, 16)
-    slot = table.acquire()
+    slot = acquire(table)
     assert slot == 0
     table.set_length(slot, 16)
     assert table.length(slot) == table.num_held_tokens == 16
@@ -54,7 +68,7 @@ def test_lengths_belong_to_taken_slots_and_end_at_the_capacity() -> None:
 
 def test_check_finds_a_slot_that_is_free_and_taken_at_once() -> None:
     table = SlotTable(2, 16)
-    table.acquire()
+    acquire(table)
     table._free.add(0)
     with pytest.raises(AssertionError, match="free and taken"):
         table.check()
@@ -69,7 +83,7 @@ def test_any_run_of_operations_keeps_the_accounts(num_slots: int, operations: li
     for kind, place, length in operations:
         chosen = sorted(model)[place % len(model)] if model else None
         if kind == "a":
-            slot = table.acquire()
+            slot = acquire(table)
             assert (slot is None) == (len(model) == num_slots)
             assert slot not in model
             if slot is not None:

@@ -48,12 +48,15 @@ def second_turn(setup: Setup) -> None:
 
 
 def resume(setup: Setup) -> None:
-    """Extra time to the first token of a turn that has its history in memory, or on disk after a restart."""
+    """Extra time to the first token of a turn that has its history in a slot, in memory, or on disk after a restart."""
     names = [f"@{number}" for number in range(setup.samples)]
     with setup.state() as state:
         with setup.daemon(state) as talk:
             for name in names:
                 talk.grow(name, HISTORY)
+                talk.settle(name)
+            _time_turns(setup, talk, names, "the slot that it left")
+            for name in names:
                 talk.settle(name)
             _others_turns(talk)
             _time_turns(setup, talk, names, "memory")

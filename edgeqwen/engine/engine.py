@@ -193,6 +193,7 @@ class Engine:
         useless = self._store.discard(owner, ids)
         if self._disk is not None:
             self._disk.remove(useless)
+        self._loop.wake()  # a slot may have to be released
 
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` need not be computed if they come now, as far as the store knows."""
@@ -224,7 +225,9 @@ class Engine:
         return EngineStats(
             running=self._admission.num_running,
             queued=self._admission.num_queued,
-            kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token + store.memory_bytes,
+            kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token
+            + store.memory_bytes
+            + store.spare_bytes,
             tok_s={"prefill": round(loop.prefill_rate.per_s, 1), "decode": round(loop.decode_rate.per_s, 1)},
             totals={"requests": records.num_accepted, "errors": records.num_failed, "tokens": records.num_tokens},
             speculation={"drafted": drafting.num_drafted, "accepted": drafting.num_accepted},
@@ -232,6 +235,7 @@ class Engine:
                 "budget_bytes": store.budget_bytes,
                 "reserved_bytes": store.reserved_bytes,
                 "block_bytes": store.memory_bytes,
+                "spare_bytes": store.spare_bytes,
                 "blocks": store.num_blocks,
                 "disk_bytes": store.disk_bytes,
                 "cached": records.num_cached,

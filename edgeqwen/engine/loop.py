@@ -95,8 +95,16 @@ class StepLoop:
             elif releases:
                 await self._release(releases)
             else:
-                self._work.clear()
-                await self._work.wait()
+                await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Until there may be something to do."""
+        self._work.clear()
+        at = self._scheduler.next_release_at
+        timer = None if at is None else asyncio.get_running_loop().call_later(at - self._clock(), self.wake)
+        await self._work.wait()
+        if timer is not None:
+            timer.cancel()
 
     async def _step(self, plan: StepPlan, releases: tuple[int, ...], now: float) -> None:
         for begun in plan.begun:

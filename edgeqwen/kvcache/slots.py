@@ -11,6 +11,11 @@ This table is bookkeeping only. It knows neither sequences nor the runtime, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+Worth = Callable[[int], tuple[float, ...]]
+"""What a free slot is worth to the one who asks."""
+
 
 class SlotTable:
     """Accounts for `num_slots` slots of `capacity` tokens each."""
@@ -40,14 +45,16 @@ class SlotTable:
         """Tokens that the taken slot `slot` holds."""
         return self._lengths[slot]
 
-    def acquire(self) -> int | None:
-        """Take the free slot that widens the span of taken slots least, the lowest of those; None if there is none."""
-        if not self._free:
-            return None
-        slot = min(self._free, key=lambda candidate: (self._growth(candidate), candidate))
+    def choose(self, worth: Worth = lambda _: ()) -> int | None:
+        """The free slot that widens the span of taken slots least, of those one that is worth most, of those the
+        lowest; None if there is none.
+        """
+        return max(self._free, key=lambda slot: (-self._growth(slot), worth(slot), -slot), default=None)
+
+    def acquire(self, slot: int) -> None:
+        """Take a free slot."""
         self._free.remove(slot)
         self._lengths[slot] = 0
-        return slot
 
     def _growth(self, candidate: int) -> int:
         if not self._lengths:

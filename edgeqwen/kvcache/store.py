@@ -1,10 +1,11 @@
 """Which blocks are kept, and where: one budget of memory, one of disk.
 
-The memory budget covers all keys and values that there are: blocks, and what running sequences have reserved for
-themselves in their slots. So the sum never exceeds the budget, whatever is asked for: room is made before anything is
-put in, by dropping blocks, or else there is no room and the caller is told so.
+The memory budget covers all keys and values that there are: blocks, what running sequences have reserved for
+themselves in their slots, and what slots hold that were left (`kvcache.spares`). So the sum never exceeds the budget,
+whatever is asked for: room is made before anything is put in, by giving up spare slots, then blocks, or else there is
+no room and the caller is told so.
 
-    budget   |<- reserved by sequences ->|<-- blocks in memory -->|<- free ->|
+    budget   |<- reserved by sequences ->|<-- blocks in memory -->|<- spare slots ->|<- free ->|
 
 A block goes before the blocks that it needs before it: leaves first, in memory and on disk; which leaf is for
 `kvcache.eviction` to say. Blocks of conversations are *lasting*: they are written to disk a while after they came, or
@@ -23,6 +24,7 @@ from edgeqwen.core.step import KVData
 from edgeqwen.kvcache.blocks import BLOCK_TOKENS, Block, Match
 from edgeqwen.kvcache.eviction import EvictionOrder
 from edgeqwen.kvcache.inventory import Inventory
+from edgeqwen.kvcache.spares import Spare, SpareSlots
 from edgeqwen.kvcache.write_line import WriteLine
 
 
@@ -33,6 +35,7 @@ class StoreStats:
     num_blocks: int
     memory_bytes: int
     reserved_bytes: int
+    spare_bytes: int
     budget_bytes: int
     disk_bytes: int
     num_evicted: int
@@ -50,6 +53,7 @@ class BlockStore:
         self.token_bytes = token_bytes
         self.disk_limit_bytes = disk_limit_bytes
         self.reserved_bytes = 0
+        self.spares = SpareSlots()
         self._num_evicted = 0
         self._num_lost = 0
         self._inventory = Inventory(capacity)
@@ -101,16 +105,19 @@ class BlockStore:
 
     @property
     def free_bytes(self) -> int:
-        return self.budget_bytes - self.memory_bytes - self.reserved_bytes
+        return self.budget_bytes - self.memory_bytes - self.reserved_bytes - self.spares.num_bytes
 
     @property
     def is_writing(self) -> bool:
         """Blocks are being written, or wait to be, whose memory is free afterwards."""
         return self._writes.is_writing
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Have `num_bytes` of the budget for what is not a block; False, and nothing done, if there is no room now."""
-        if not self.make_room(num_bytes):
+    def reserve(self, num_bytes: int, *, spare: Spare | None = None) -> bool:
+        """Have `num_bytes` of the budget for what is not a block; False, and nothing done, if there is no room now.
+
+        What `spare` holds is part of them: it is to be taken next, before anything else happens here.
+        """
+        if not self.make_room(num_bytes, spare=spare):
             return False
         self.reserved_bytes += num_bytes
         return True
@@ -119,11 +126,16 @@ class BlockStore:
         assert 0 <= num_bytes <= self.reserved_bytes
         self.reserved_bytes -= num_bytes
 
-    def make_room(self, num_bytes: int) -> bool:
-        """Drop blocks until `num_bytes` are free. False means not now: `is_writing` tells whether waiting helps."""
+    def make_room(self, num_bytes: int, *, spare: Spare | None = None) -> bool:
+        """Give up spare slots, then blocks, until `num_bytes` are free, or are so with those of `spare`. False means
+        not now: `is_writing` tells whether waiting helps.
+        """
         if self.reserved_bytes + self._inventory.pinned_bytes + num_bytes > self.budget_bytes:
             return False
-        while (lacking := num_bytes - self.free_bytes) > 0:
+        at_hand, kept_slot = (0, None) if spare is None else (spare.num_bytes, spare.slot)
+        while (lacking := num_bytes - at_hand - self.free_bytes) > 0:
+            if self.spares.give_up(but=kept_slot):
+                continue
             if self._writes.is_writing and self._writes.coming_bytes >= lacking:
                 return False
             block = self._order.pop()
@@ -227,6 +239,7 @@ class BlockStore:
             if block.data is not None:
                 self._unload(block)
             self._forget(block)
+        self.spares.discard(owner, ids, least=self._tree.match(owner, ids, limit=len(ids)).length)
         return useless
 
     # Disk.
@@ -337,6 +350,7 @@ class BlockStore:
             num_blocks=self._inventory.num_blocks,
             memory_bytes=self.memory_bytes,
             reserved_bytes=self.reserved_bytes,
+            spare_bytes=self.spares.num_bytes,
             budget_bytes=self.budget_bytes,
             disk_bytes=self.disk_bytes,
             num_evicted=self._num_evicted,
@@ -346,7 +360,8 @@ class BlockStore:
     def check(self) -> None:
         """Assert the accounting: sums, links, what waits for what, and that the budget holds."""
         self._inventory.check()
-        assert self.memory_bytes + self.reserved_bytes <= self.budget_bytes
+        self.spares.check()
+        assert self.memory_bytes + self.reserved_bytes + self.spares.num_bytes <= self.budget_bytes
         blocks = list(self._tree)
         assert sum(block.is_writing for block in blocks) == self._writes.num_writing
         offered = self._order.offered()

@@ -268,9 +268,10 @@ class FakeRuntime:
 
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
         held = self._held.get(slot)
-        if held is None:
-            held = self._held[slot] = _Held(script=self._next_script())
-        assert start <= len(held.ids)
+        assert start <= (len(held.ids) if held else 0)
+        if held is None or start < len(held.ids):  # a new sequence, which may go on from what an earlier one left
+            kept = held.ids[:start] if held else []
+            held = self._held[slot] = _Held(kept, script=self._next_script())
         rows = np.frombuffer(data, np.uint8).reshape(-1, self._spec.kv_bytes_per_token)
         assert start + len(rows) <= self._spec.capacity
         held.ids[start:] = np.ascontiguousarray(rows[:, :_ID_BYTES]).view("<u4").ravel().tolist()

@@ -79,19 +79,20 @@ class Entry:
         match = Match() if has_donor else self._match(sequence)
         if not has_donor and self._is_worth_waiting(sequence, match):
             return Entered.SOON
+        slot = self._residents.choose(sequence, self._needed_bytes(sequence.request))
         self._store.pin(match.blocks)
-        if not self._has_room(sequence, match):
+        if not self._has_room(sequence, match, slot):
             self._store.unpin(match.blocks)
             if self._store.is_writing or self._transfers.slots:
                 return Entered.ROOM_SOON
-            if self._residents.running or not self._reserve_alone(sequence):
+            if self._residents.running or not self._reserve_alone(sequence, slot):
                 return Entered.NO_ROOM
             match = self._match(sequence).loaded_part()
             self._store.pin(match.blocks)
         if match.unloaded:
             self._fetch(sequence, match)
             return Entered.SOON
-        self._take_slot(sequence, match)
+        self._take_slot(sequence, match, slot)
         return Entered.YES
 
     def num_known(self, sequence: Sequence) -> int:
@@ -124,11 +125,11 @@ class Entry:
         self._transfers.ask(sequence, donors[best], lengths[best])
         return True
 
-    def _has_room(self, sequence: Sequence, match: Match) -> bool:
+    def _has_room(self, sequence: Sequence, match: Match, slot: int) -> bool:
         """Reserve for all that the sequence may come to, and have room for what must be fetched."""
-        if not self._reserve(sequence):
+        if not self._reserve(sequence, slot):
             return False
-        if not self._store.make_room(sum(block.num_bytes for block in match.unloaded)):
+        if match.unloaded and not self._store.make_room(sum(block.num_bytes for block in match.unloaded)):
             self._unreserve(sequence)
             return False
         return True
@@ -136,14 +137,14 @@ class Entry:
     def _needed_bytes(self, request: Request) -> int:
         return (len(request.prompt_ids) + request.max_tokens) * self._spec.kv_bytes_per_token
 
-    def _reserve_alone(self, sequence: Sequence) -> bool:
+    def _reserve_alone(self, sequence: Sequence, slot: int) -> bool:
         """Nothing runs that could give room back, so what is known of this sequence may have to go for its sake."""
         self._store.unpin(sequence.take_pins())
-        return self._reserve(sequence)
+        return self._reserve(sequence, slot)
 
-    def _reserve(self, sequence: Sequence) -> bool:
+    def _reserve(self, sequence: Sequence, slot: int) -> bool:
         needed = self._needed_bytes(sequence.request)
-        if not self._store.reserve(needed):
+        if not self._store.reserve(needed, spare=self._residents.spare_in(slot, needed)):
             return False
         sequence.reserved_bytes = needed
         return True
@@ -159,8 +160,8 @@ class Entry:
         sequence.pins += match.blocks
         self._fetches.append(Fetch(sequence, match.unloaded))
 
-    def _take_slot(self, sequence: Sequence, match: Match) -> None:
-        slot = self._residents.admit(sequence)
+    def _take_slot(self, sequence: Sequence, match: Match, slot: int) -> None:
+        held = self._residents.admit(sequence, slot)
         self._store.use(match)
         self._store.unpin(sequence.take_pins())
         sequence.pins = list(match.blocks)
@@ -168,6 +169,7 @@ class Entry:
         sequence.loads.extend(
             SlotLoad(slot, block.start, stop, block.data, block.num_bytes)
             for block, stop in zip(match.blocks, stops, strict=False)
+            if stop >= held or block is match.blocks[-1]  # so what the slot holds ends with what is loaded
         )
         if sequence.num_cached is None:
             sequence.num_cached = min(match.length, len(sequence.request.prompt_ids))

@@ -5,7 +5,8 @@
        +---------------------- park ---------------------+          leave: from everywhere
 
 A slot has one holder at a time: a sequence, in flight perhaps after its end, then `Transfers` if what it holds is worth
-keeping, then nobody. Freed slots are collected for `take_releases`. A sequence of the background has a slot like any
+keeping, then nobody. What was saved out of a free slot may stay there (`kvcache.spares`), other slots are collected for
+`take_releases`. A sequence of the background has a slot like any
 other, but it is never among those that wait or run: nobody makes place for it, and it makes place for everybody.
 """
 
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from edgeqwen.kvcache import BlockStore, SlotTable
+from edgeqwen.kvcache import BLOCK_TOKENS, BlockStore, SlotTable, Spare
+from edgeqwen.kvcache.slots import Worth
 from edgeqwen.scheduler.sequence import Sequence, State
-from edgeqwen.scheduler.transfers import Transfers
+from edgeqwen.scheduler.transfers import Left, Transfers
 
 
 class Residents:
@@ -28,7 +30,6 @@ class Residents:
         self._waiting: dict[Sequence, None] = {}
         self._prefilling: dict[Sequence, None] = {}
         self._decoding: dict[int, Sequence] = {}
-        self._releases: list[int] = []
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -68,16 +69,51 @@ class Residents:
         assert sequence.state is State.WAITING
         self._waiting[sequence] = None
 
-    def admit(self, sequence: Sequence) -> int:
-        """Give a waiting sequence a free slot, of which there must be one; returns it."""
-        slot = self._slots.acquire()
+    def choose(self, sequence: Sequence, needed_bytes: int) -> int:
+        """The free slot for a sequence in need of so many bytes; there must be one."""
+        slot = self._slots.choose(self._worth_to(sequence, needed_bytes))
         assert slot is not None
+        return slot
+
+    def spare_in(self, slot: int, needed_bytes: int) -> Spare | None:
+        """What a free slot holds, if it may stay there for one in need of so many bytes: more than that would be in
+        nobody's account.
+        """
+        spare = self._store.spares.get(slot)
+        return spare if spare is not None and spare.num_bytes <= needed_bytes else None
+
+    def _worth_to(self, sequence: Sequence, needed_bytes: int) -> Worth:
+        """Most of all a slot is worth what the sequence begins with; otherwise an empty one is, for what a spare one
+        holds may be wanted by others, and then the one that was left first.
+        """
+        spares, owner = self._store.spares, sequence.request.owner
+        ids = sequence.tokens(0, sequence.num_tokens) if len(spares) else ()
+
+        def worth(slot: int) -> tuple[int, bool, float]:
+            spare = spares.get(slot)
+            if spare is None:
+                return 0, True, 0.0
+            common = spare.common(owner, ids) if spare.num_bytes <= needed_bytes else 0
+            return common // BLOCK_TOKENS, False, -spare.since
+
+        return worth
+
+    def admit(self, sequence: Sequence, slot: int) -> int:
+        """Give a waiting sequence a free slot; returns how many of the sequence's tokens it holds already."""
+        spares, held = self._store.spares, 0
+        spare = self.spare_in(slot, sequence.reserved_bytes)
+        if spare is not None:
+            spares.take(slot)
+            held = spare.common(sequence.request.owner, sequence.tokens(0, sequence.num_tokens))
+        elif spares.get(slot) is not None:
+            spares.release(slot)
+        self._slots.acquire(slot)
         sequence.enter(State.PREFILLING)
         sequence.slot, sequence.num_computed, sequence.num_since_begin = slot, 0, 0
         if not sequence.is_background:
             del self._waiting[sequence]
             self._prefilling[sequence] = None
-        return slot
+        return held
 
     def begin_decoding(self, sequence: Sequence) -> None:
         assert sequence.slot is not None
@@ -141,19 +177,23 @@ class Residents:
     def free(self, slot: int) -> None:
         """Nobody needs what the slot holds."""
         self._slots.release(slot)
-        self._releases.append(slot)
+        self._store.spares.release(slot)
 
-    def take_releases(self) -> tuple[int, ...]:
-        """Slots freed since the last call."""
-        releases = tuple(self._releases)
-        self._releases.clear()
-        return releases
+    def leave_spare(self, left: Left, now: float) -> None:
+        """What the slot holds has been saved; it stays there too if the budget has room for it as it is."""
+        num_bytes = len(left.ids) * self._store.token_bytes
+        if num_bytes > self._store.free_bytes:
+            self.free(left.slot)
+            return
+        self._slots.release(left.slot)
+        self._store.spares.put(Spare(left.slot, left.owner, left.ids, num_bytes, now))
 
     def check(self, live: Iterable[Sequence], others: Iterable[Sequence]) -> None:
         """Assert that every slot has one holder, that all that is reserved is somebody's, and that each of the `live`
         sequences stands where its state says. `others`: of the background, or ended and in flight still.
         """
         self._slots.check()
+        assert not set(self._slots.taken()) & set(self._store.spares.slots), "taken and spare at once"
         self._store.check()
         self._transfers.check()
         live = set(live)

@@ -167,8 +167,9 @@ class Scheduler:
         """The next step, or None if there is nothing to do now. No step may be in flight."""
         assert not self._in_flight, "a step is in flight"
         saves, done = self._transfers.plan(is_shared=self._residents.is_decoding)
-        for slot in done:
-            self._residents.free(slot)
+        for left in done:
+            self._residents.leave_spare(left, now)
+        self._store.spares.expire(now)
         standing = (*self._residents.waiting, *self._residents.running)
         self._line.keep(sequence.request.owner for sequence in standing)
         step = self._plan_step(now)
@@ -318,7 +319,12 @@ class Scheduler:
 
     def take_releases(self) -> tuple[int, ...]:
         """Slots freed since the last call, which the runtime must release before it runs another step."""
-        return self._residents.take_releases()
+        return self._store.spares.take_releases()
+
+    @property
+    def next_release_at(self) -> float | None:
+        """When `plan` will have slots to release although nothing else is to do; None if it will not."""
+        return self._store.spares.next_expiry_at
 
     def take_fetches(self) -> tuple[Fetch, ...]:
         """Blocks to be read from disk; each is to be reported with `fetched`."""

@@ -9,7 +9,7 @@ is pinned until then: else room for the next block might be made by dropping the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from edgeqwen.core.step import KVData
 from edgeqwen.kvcache import Block, BlockStore
@@ -40,6 +40,14 @@ class _Saving:
     parked: Sequence | None = None
     parked_bytes: int = 0
     pins: list[Block] = field(default_factory=list)
+
+
+class Left(NamedTuple):
+    """A slot that is nobody's now, and the tokens whose cache it holds."""
+
+    slot: int
+    owner: str
+    ids: tuple[int, ...]
 
 
 def _saving(sequence: Sequence, length: int) -> _Saving:
@@ -145,15 +153,16 @@ class Transfers:
         lengths = (common_length(each.ids, ids) for each in self._savings.values() if each.owner == owner)
         return max(lengths, default=0)
 
-    def plan(self, *, is_shared: bool = False) -> tuple[tuple[SlotSave, ...], list[int]]:
+    def plan(self, *, is_shared: bool = False) -> tuple[tuple[SlotSave, ...], list[Left]]:
         """The next pieces to read, small ones if others decode (`is_shared`), and the slots that are nobody's now."""
         assert not self._pieces
-        room, done = self._plan_exports(MAX_BYTES), []
+        room = self._plan_exports(MAX_BYTES)
+        done: list[Left] = []
         room = min(room, SHARED_BYTES) if is_shared else room
         for saving in tuple(self._savings.values()):
             is_done, room = self._take_pieces(saving, room)
             if is_done:
-                done.append(saving.slot)
+                done.append(Left(saving.slot, saving.owner, saving.ids))
                 self._end(saving)
         return tuple(piece.save for piece in self._pieces), done
 
