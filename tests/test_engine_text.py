@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeqwen.core.request import Delta, TokenLogprob
+from edgeqwen.core.request import Delta, Started, TokenLogprob, ToolCall
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import BadRequest
 from edgeqwen.runtime.fake import FakeScript
@@ -196,7 +196,7 @@ async def test_cancelling_inside_a_character_leaves_text_whole() -> None:
 
 def _cancel(rig: Rig, listener: Listener) -> None:
     started = listener.events[0]
-    assert not isinstance(started, Delta)
+    assert isinstance(started, Started)
     rig.inference.cancel(started.rid, owner=None)
 
 
@@ -283,3 +283,45 @@ async def test_text_is_tokenised_and_back() -> None:
         assert await rig.inference.detokenize(ids("é")[:1]) == b"\xc3"
         with pytest.raises(BadRequest, match="tokens"):
             await rig.inference.detokenize([10**6])
+
+
+TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}},)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def calls(listener: Listener) -> list[tuple[int, int, str, str]]:
+    found = [event for event in listener.events if isinstance(event, ToolCall)]
+    assert len({call.call_id for call in found}) == len(found)
+    return [(call.choice, call.index, call.name, call.arguments) for call in found]
+
+
+async def test_calls_of_tools_are_events_and_the_reason_of_the_end() -> None:
+    listener, finishes = await answer(f"Let me see.\n{CALL}\n{CALL}", tools=TOOLS)
+    assert listener.text() == "Let me see."
+    assert calls(listener) == [(0, 0, "f", '{"a":1}'), (0, 1, "f", '{"a":1}')]
+    assert finishes == ("tool_calls",)
+
+
+async def test_without_tools_a_call_is_text() -> None:
+    listener, finishes = await answer(CALL)
+    assert listener.text() == CALL
+    assert not calls(listener)
+    assert finishes == ("stop",)
+
+
+async def test_a_call_that_the_budget_cuts_off_is_text_and_says_length() -> None:
+    listener, finishes = await answer(CALL, tools=TOOLS, max_tokens=len(ids(CALL)) // 2)
+    assert CALL.startswith(listener.text())
+    assert not calls(listener)
+    assert finishes == ("length",)
+
+
+async def test_each_choice_has_its_own_calls() -> None:
+    listener, finishes = await answer(CALL, tools=TOOLS, n=2)
+    assert calls(listener) == [(0, 0, "f", '{"a":1}'), (1, 0, "f", '{"a":1}')]
+    assert finishes == ("tool_calls", "tool_calls")
+
+
+async def test_log_probabilities_of_a_calls_tokens_are_given() -> None:
+    listener, _ = await answer(CALL, tools=TOOLS, logprobs=True)
+    assert sum(len(delta.logprobs) for delta in listener.deltas) == len(ids(CALL)) + 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeqwen.core.request import Delta, Done, Event, Started, Timings, TokenLogprob, Usage
+from edgeqwen.core.request import Delta, Done, Event, Started, Timings, TokenLogprob, ToolCall, Usage
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.answers import Answer, AnswerForm, Backlog
 from edgeqwen.protocol.messages import Chat, Generate, read_envelope, read_id, read_operation
@@ -325,6 +325,59 @@ def test_several_choices_are_told_apart() -> None:
     streamed = Sheet(num_choices=2, is_stream=True)
     streamed.push(Delta(1, "content", "b"), done("stop", "length"))
     assert streamed.frames == [{"choice": 1, "delta": "b"}]
+
+
+def call(number: int, arguments: str = "{}", choice: int = 0) -> ToolCall:
+    return ToolCall(choice, number, f"c{number}", "f", arguments)
+
+
+@pytest.mark.parametrize("is_stream", [False, True], ids=["whole", "streamed"])
+def test_calls_of_tools_are_told_in_the_last_frame(is_stream: bool) -> None:
+    sheet = Sheet(is_stream=is_stream)
+    sheet.push(Started("r1", 0, 3), call(0, '{"a":1}'), call(1), done("tool_calls"))
+    assert sheet.finals[0]["finish"] == "tool_calls"
+    assert sheet.finals[0]["tool_calls"] == [
+        {"id": "c0", "name": "f", "arguments": '{"a":1}'},
+        {"id": "c1", "name": "f", "arguments": "{}"},
+    ]
+    assert len(sheet.frames) == is_stream
+
+
+def test_calls_of_several_choices_are_told_apart() -> None:
+    sheet = Sheet(num_choices=2)
+    sheet.push(call(0, choice=1), Delta(0, "content", "a"), done("stop", "tool_calls"))
+    assert sheet.finals[0]["choices"] == [
+        {"choice": 0, "text": "a", "finish": "stop"},
+        {"choice": 1, "text": "", "tool_calls": [{"id": "c0", "name": "f", "arguments": "{}"}], "finish": "tool_calls"},
+    ]
+
+
+def test_a_call_longer_than_a_frame_comes_in_pieces_before_the_last_one() -> None:
+    arguments = json.dumps({"text": 'é"' * 20_000}, ensure_ascii=False)
+    sheet = Sheet(is_stream=True)
+    sheet.push(call(0), call(1, arguments), call(2), done("tool_calls"))
+    found: dict[str, str] = {}
+    for frame in (*sheet.frames, *sheet.finals):
+        assert len(encode_frame(frame, done=True, request_id="x" * 64)) <= 32 << 10
+        for entry in frame["tool_calls"]:
+            found[entry["id"]] = found.get(entry["id"], "") + entry["arguments"]
+    assert found == {"c0": "{}", "c1": arguments, "c2": "{}"}
+
+
+def test_a_call_that_a_reply_has_no_room_for_cuts_it() -> None:
+    sheet = Sheet(reply_bytes=4096)
+    sheet.push(call(0), call(1, "1" * 5000), done("cancelled"))
+    assert sheet.num_stops == 1
+    assert sheet.finals[0]["finish"] == "length"
+    assert [entry["id"] for entry in sheet.finals[0]["tool_calls"]] == ["c0"]
+
+
+def test_text_after_a_call_is_not_joined_with_text_before_it() -> None:
+    backlog = Backlog()
+    events: list[Event] = [Delta(0, "content", "a"), call(0), Delta(0, "content", "b")]
+    for event in events:
+        backlog.push(event)
+    assert [backlog.pop() for _ in events] == events
 
 
 def test_verbose_final_frame_of_a_stream_stays_below_the_limit() -> None:

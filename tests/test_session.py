@@ -113,7 +113,7 @@ def test_other_revision_is_a_conflict_that_says_both() -> None:
     [("yes", "hm", "stop", True), ("yes", "hm", "length", True), ("", "hm", "stop", True), ("", "hm", "length", False)],
 )
 def test_thought_is_kept_unless_it_was_cut_off(content: str, reasoning: str, finish: Any, has_thought: bool) -> None:
-    message = answer_message(content, reasoning, finish)
+    message = answer_message(content, reasoning, (), finish)
     assert ("reasoning_content" in message) == has_thought
     assert message["content"] == content
 

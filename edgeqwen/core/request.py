@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from edgeqwen.core.constraint import Constraint
 from edgeqwen.errors import EdgeqwenError
 
-FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline"]
+FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "tool_calls"]
 Channel: TypeAlias = Literal["content", "reasoning"]
 
 GREEDY_BELOW = 1e-5
@@ -39,6 +40,18 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model thinks: the ids of the markers around a thought. With a `budget`, a thought of so many tokens is
+    closed by `closing`, the ids of what a model writes there itself (the closing marker is one of them).
+    """
+
+    opening: int
+    closing_marker: int
+    closing: tuple[int, ...]
+    budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One generation, tokenised and validated: `prompt_ids` is not empty and leaves room for `max_tokens`.
 
@@ -47,6 +60,9 @@ class Request:
     clock (seconds). `logprobs` is None when not wanted, else the number of alternatives (0 to 20). `may_speculate`
     allows guesses. `may_cache`: known keys and values are used, and those computed are kept; `is_lasting`: on disk too.
     A request of 0 `max_tokens` is one of the engine's own, to have its prompt computed.
+
+    `constraint` is what the answer, its thought left out, must look like. `thinking` is None for a model that has no
+    markers. `finds_calls`: calls of tools in the answer are told from its text.
     """
 
     rid: str
@@ -65,6 +81,9 @@ class Request:
     may_cache: bool = True
     is_lasting: bool = False
     priority: int = 0
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+    finds_calls: bool = False
     deadline_at: float = float("inf")
     arrived_at: float = 0.0
 
@@ -122,6 +141,19 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that a choice calls; `arguments` is JSON text, an object unless the model wrote something else. `call_id`
+    is its own in this answer, `index` counts the calls of the choice.
+    """
+
+    choice: int
+    index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Terminal: every choice has ended. `finishes` holds one reason a choice."""
 
@@ -139,4 +171,4 @@ class Failed:
     error: EdgeqwenError = field(compare=False)
 
 
-Event: TypeAlias = Started | Delta | Done | Failed
+Event: TypeAlias = Started | Delta | ToolCall | Done | Failed

@@ -21,8 +21,9 @@ class GenerationInput:
     """Exactly one of `messages` (chat), `prompt` and `tokens` (generate, no template) is given.
 
     `messages` are mappings with `role` and `content` (str) and, for assistants, `reasoning_content` and `tool_calls`.
-    `template_kwargs` are further scalars for the template. `has_history`: the messages begin with a
-    session's, which a limit on the messages of a request is not about.
+    `template_kwargs` are further scalars for the template. `response_format` and `tool_choice` are as OpenAI's, and
+    `response_format` also `{"type": "regex", "regex": ...}` and `{"type": "grammar", "grammar": ...}`. `has_history`:
+    the messages begin with a session's, which a limit on the messages of a request is not about.
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -30,7 +31,11 @@ class GenerationInput:
     tokens: tuple[int, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Mapping[str, Any] | None = None
     think: bool | None = None
+    think_budget: int | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

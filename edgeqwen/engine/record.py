@@ -21,6 +21,7 @@ from edgeqwen.core.request import (
     Started,
     Timings,
     TokenLogprob,
+    ToolCall,
     Usage,
 )
 from edgeqwen.engine.generation import Sink
@@ -29,6 +30,7 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.sampling import Sampled, Sampler
 from edgeqwen.scheduler import RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, TokenDrawn
 from edgeqwen.text import TextDelta, TextStream, Tokenizer
+from edgeqwen.text.tool_calls import Call, CallFinder, Piece
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class _Choice:
             starts_in_reasoning=request.starts_in_reasoning,
             min_tokens=request.min_tokens,
         )
+        self.calls = CallFinder() if request.finds_calls else None
+        self.num_emitted = 0  # calls
         self.finish: FinishReason | None = None
 
 
@@ -105,7 +109,12 @@ class Record:
         choice = self._choices[index]
         assert choice.finish is None, f"choice {index} of {self.request.rid} ended twice"
         self._emit_text(index, choice.stream.finish())
-        choice.finish = "stop" if choice.stream.is_stopped and reason == "length" else reason
+        if choice.calls is not None:
+            self._emit_pieces(index, choice.calls.finish())
+        if choice.stream.is_stopped and reason == "length":
+            reason = "stop"
+        has_called = choice.calls is not None and choice.calls.num_calls > 0
+        choice.finish = "tool_calls" if has_called and reason == "stop" else reason
 
     @property
     def is_over(self) -> bool:
@@ -129,8 +138,24 @@ class Record:
         return Done(self.request.rid, finishes, usage, timings)
 
     def _emit_text(self, choice: int, deltas: Iterable[TextDelta]) -> None:
+        calls = self._choices[choice].calls
         for channel, text, logprobs in deltas:
-            self.emit(Delta(choice, channel, text, logprobs))
+            if calls is None or channel == "reasoning":
+                self.emit(Delta(choice, channel, text, logprobs))
+                continue
+            if logprobs:  # they are of tokens, which are told from calls as little as from text
+                self.emit(Delta(choice, channel, "", logprobs))
+            self._emit_pieces(choice, calls.push(text))
+
+    def _emit_pieces(self, choice: int, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, Call):
+                number = self._choices[choice].num_emitted
+                self._choices[choice].num_emitted += 1
+                call_id = f"call_{self.request.rid}_{choice}_{number}"
+                self.emit(ToolCall(choice, number, call_id, piece.name, piece.arguments))
+            else:
+                self.emit(Delta(choice, "content", piece))
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob | None:
         if sampled.logprob is None:

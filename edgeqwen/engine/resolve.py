@@ -163,6 +163,7 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         stop=tuple(given.stop or ()),
         ignore_eos=bool(given.ignore_eos),
         logprobs=_or(given.top_logprobs, 0) if given.logprobs else None,
+        finds_calls=bool(given.tools) and given.tool_choice != "none",
         splits_reasoning=prompt.splits_reasoning,
         starts_in_reasoning=prompt.starts_in_reasoning,
         may_speculate=_or(given.speculate, True),

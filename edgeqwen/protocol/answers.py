@@ -13,8 +13,11 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from edgeqwen.core.request import Channel, Delta, Done, Event, Failed, Started, TokenLogprob
+from edgeqwen.core.request import Channel, Delta, Done, Event, Failed, Started, TokenLogprob, ToolCall
 from edgeqwen.protocol.replies import (
+    ENVELOPE_BYTES,
+    call_frames,
+    call_members,
     cut_text,
     delta_frames,
     encoded_len,
@@ -51,7 +54,7 @@ class Backlog:
     """Events, those of one choice in order; deltas of a choice that follow each other in one channel become one."""
 
     def __init__(self) -> None:
-        self._events: deque[Started | Done | Failed | _Joined] = deque()
+        self._events: deque[Started | ToolCall | Done | Failed | _Joined] = deque()
         self._last: dict[int, _Joined] = {}  # of each choice, what waits and can still grow
 
     def __bool__(self) -> bool:
@@ -60,6 +63,8 @@ class Backlog:
     def push(self, event: Event) -> None:
         if not isinstance(event, Delta):
             self._events.append(event)
+            if isinstance(event, ToolCall):  # what the choice says later comes later
+                self._last.pop(event.choice, None)
             return
         last = self._last.get(event.choice)
         if last is not None and last.channel == event.channel:
@@ -95,6 +100,7 @@ class _Choice:
     def __init__(self) -> None:
         self.texts: dict[Channel, list[str]] = {"content": [], "reasoning": []}
         self.logprobs: list[TokenLogprob] = []
+        self.calls: list[ToolCall] = []
         self.is_cut = False
 
     def members(self, *, with_logprobs: bool) -> dict[str, Any]:
@@ -104,6 +110,9 @@ class _Choice:
         if with_logprobs:
             members["logprobs"] = [logprob_members(logprob) for logprob in self.logprobs]
         return members
+
+    def call_members(self) -> dict[str, Any]:
+        return {"tool_calls": [call_members(call) for call in self.calls]} if self.calls else {}
 
 
 class Answer:
@@ -148,6 +157,8 @@ class Answer:
                     self._start(event)
                 case Delta():
                     self._delta(event)
+                case ToolCall():
+                    self._call(event)
                 case Done():
                     self._finish(self._final_members(event))
                 case Failed():
@@ -166,6 +177,31 @@ class Answer:
         elif not (choice := self._choices[event.choice]).is_cut:
             self._collect(choice, event)
 
+    def _call(self, event: ToolCall) -> None:
+        """Calls are told in the last frame. Of a streamed answer what does not fit there goes before it."""
+        choice = self._choices[event.choice]
+        if choice.is_cut:
+            return
+        num_bytes = len(msgspec.json.encode(call_members(event))) + 1
+        if not self._form.is_stream:
+            self._num_bytes += num_bytes
+            if self._room() < 0:
+                self._cut_all()
+                return
+        elif self._num_bytes + num_bytes > self._form.frame_bytes - self._reserved_bytes - ENVELOPE_BYTES:
+            with_choice = self._form.num_choices > 1
+            for members in call_frames(event, frame_bytes=self._form.frame_bytes, with_choice=with_choice):
+                self._emit(members, False)
+            return
+        else:
+            self._num_bytes += num_bytes
+        choice.calls.append(event)
+
+    def _cut_all(self) -> None:
+        for each in self._choices:
+            each.is_cut = True
+        self._stop()
+
     def _collect(self, choice: _Choice, event: Delta) -> None:
         logprob_bytes = sum(len(msgspec.json.encode(logprob_members(logprob))) + 1 for logprob in event.logprobs)
         text = cut_text(event.text, max(0, self._room() - logprob_bytes))
@@ -174,9 +210,7 @@ class Answer:
             choice.texts[event.channel].append(text)
             choice.logprobs.extend(event.logprobs)
         if len(text) < len(event.text) or self._room() < 0:
-            for each in self._choices:
-                each.is_cut = True
-            self._stop()
+            self._cut_all()
 
     def _room(self) -> int:
         """Encoded bytes that the text may still take."""
@@ -211,7 +245,10 @@ class Answer:
 
     def _text_members(self, finishes: Sequence[str]) -> dict[str, Any]:
         with_logprobs = any(choice.logprobs for choice in self._choices)
-        own = [{} if self._form.is_stream else choice.members(with_logprobs=with_logprobs) for choice in self._choices]
+        own = [
+            {**({} if self._form.is_stream else choice.members(with_logprobs=with_logprobs)), **choice.call_members()}
+            for choice in self._choices
+        ]
         if len(own) == 1:
             return {**own[0], "finish": finishes[0]}
         choices = [

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edgeqwen.core.request import Delta, Timings, TokenLogprob, Usage
+from edgeqwen.core.request import Delta, Timings, TokenLogprob, ToolCall, Usage
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.messages import RequestId
 
@@ -103,6 +103,20 @@ def delta_frames(delta: Delta, *, frame_bytes: int, with_choice: bool) -> Iterat
         if index < len(groups):
             members["logprobs"] = groups[index]
         yield members
+
+
+def call_members(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.call_id, "name": call.name, "arguments": call.arguments}
+
+
+def call_frames(call: ToolCall, *, frame_bytes: int, with_choice: bool) -> Iterator[dict[str, Any]]:
+    """The members of the frames that carry a call: its arguments are those of all entries with its id, joined."""
+    first = {"id": call.call_id, "name": call.name, "arguments": ""}
+    room = frame_bytes - ENVELOPE_BYTES - len(msgspec.json.encode(first))
+    for number, text in enumerate(split_text(call.arguments, room)):
+        entry = {**first, "arguments": text} if number == 0 else {"id": call.call_id, "arguments": text}
+        members: dict[str, Any] = {"choice": call.choice} if with_choice else {}
+        yield {**members, "tool_calls": [entry]}
 
 
 def usage_members(usage: Usage) -> dict[str, int]:

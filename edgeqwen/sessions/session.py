@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from edgeqwen.core.request import FinishReason
+from edgeqwen.core.request import FinishReason, ToolCall
 from edgeqwen.errors import BadRequest, EdgeqwenError
 
 Overflow: TypeAlias = Literal["error", "truncate"]
@@ -162,11 +162,16 @@ def forked(session: Session, *, at: int | None, fork_id: str, name: str | None, 
     )
 
 
-def answer_message(content: str, reasoning: str, finish: FinishReason) -> Message:
+def answer_message(content: str, reasoning: str, calls: Sequence[ToolCall], finish: FinishReason) -> Message:
     """The assistant's message of a turn. A thought that was cut off is not carried into the turns to come."""
-    message = {"role": "assistant", "content": content}
-    if reasoning and (content or finish == "stop"):
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if reasoning and (content or finish in {"stop", "tool_calls"}):
         message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
     return message
 
 

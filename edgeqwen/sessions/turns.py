@@ -2,9 +2,10 @@
 
     hold the session -> (drop old turns until the prompt fits) -> generate -> have it on disk -> release -> last event
 
-A turn that ends with `stop` or `length` is kept, and its last event goes out once it is on disk: who has seen it will
-find it after any crash. Any other end, a refusal included, leaves the session as it was. Whatever happens, the session
-is released, and the sink gets what the engine's contract says: at most one terminal event, and nothing after it.
+A turn that ends with `stop`, `tool_calls` or `length` is kept, and its last event goes out once it is on disk: who has
+seen it will find it after any crash. Any other end, a refusal included, leaves the session as it was. Whatever happens,
+the session is released, and the sink gets what the engine's contract says: at most one terminal event, and nothing
+after it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edgeqwen.core.request import Delta, Done, Event, Failed, Started
+from edgeqwen.core.request import Delta, Done, Event, Failed, Started, ToolCall
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.inference import Generation, Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError, RuntimeFailed
@@ -76,6 +77,7 @@ class Turn:
         self._num_dropped = 0
         self._content: list[str] = []
         self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
         self._generation: Generation | None = None
         self._is_deaf = False
         self._kept: Session | None = None
@@ -182,7 +184,9 @@ class Turn:
         match event:
             case Delta():
                 (self._content if event.channel == "content" else self._reasoning).append(event.text)
-            case Done() if event.finishes[0] in {"stop", "length"}:
+            case ToolCall():
+                self._calls.append(event)
+            case Done() if event.finishes[0] in {"stop", "length", "tool_calls"}:
                 self._keeper.spawn(self._commit(event))
                 return
             case Done() | Failed():
@@ -218,7 +222,7 @@ class Turn:
     async def _keep(self, done: Done) -> None:
         session = self._session
         assert session is not None
-        answer = answer_message("".join(self._content), "".join(self._reasoning), done.finishes[0])
+        answer = answer_message("".join(self._content), "".join(self._reasoning), self._calls, done.finishes[0])
         kept = appended(
             session,
             (*self._addition.messages, answer),
