@@ -62,8 +62,9 @@ class TextThread:
     def _prompt(self, given: GenerationInput) -> Prompt:
         if given.messages is not None:
             assert self._builder is not None
+            tools = () if given.tool_choice == "none" else given.tools
             return self._builder.build(
-                given.messages, tools=given.tools, think=given.think, template_kwargs=given.template_kwargs
+                given.messages, tools=tools, think=given.think, template_kwargs=given.template_kwargs
             )
         if given.tokens is not None:
             return Prompt(tuple(given.tokens))

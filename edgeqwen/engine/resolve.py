@@ -57,6 +57,12 @@ def check_input(given: GenerationInput, *, limits: EngineLimits, num_tokens: int
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     if given.priority is not None and given.priority not in PRIORITIES:
         raise BadRequest(f"priority must be one of {', '.join(PRIORITIES)}", field="priority")
+    if given.think_budget is not None:
+        raise BadRequest("think_budget is not supported yet", field="think_budget")
+    if (given.response_format or {"type": "text"}) != {"type": "text"}:
+        raise BadRequest("response_format is not supported yet", field="response_format")
+    if given.tool_choice not in (None, "auto", "none"):
+        raise BadRequest("tool_choice is supported as auto and none alone yet", field="tool_choice")
     _check_stop(given.stop, limits)
     _logit_bias(given.logit_bias, limits, num_tokens)
 
@@ -76,7 +82,7 @@ def _check_prompt(given: GenerationInput, *, limits: EngineLimits, num_tokens: i
             message = f"messages must hold 1 to {limits.messages} messages, not {len(given.messages)}"
             raise BadRequest(message, field="messages")
         return
-    for field in ("think", "tools", "template_kwargs"):
+    for field in ("think", "think_budget", "tools", "tool_choice", "parallel_tool_calls", "template_kwargs"):
         if getattr(given, field) not in (None, (), {}):
             raise BadRequest(f"{field} needs a chat template, and generate uses none", field=field)
     if given.prompt is not None and not isinstance(given.prompt, str):

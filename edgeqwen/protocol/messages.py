@@ -133,6 +133,7 @@ class Generation(Operation, GenerationOptions, frozen=True, kw_only=True):
     cache: bool | None = None
     speculate: bool | None = None
     priority: str | None = None
+    response_format: dict[str, Any] | None = None
 
 
 class Chat(Generation, frozen=True, kw_only=True):
@@ -142,7 +143,10 @@ class Chat(Generation, frozen=True, kw_only=True):
     if_rev: int | None = None
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     think: bool | None = None
+    think_budget: int | None = None
 
     def turns(self) -> tuple[Mapping[str, Any], ...]:
         if (self.messages is None) == (self.prompt is None):
@@ -172,9 +176,6 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "generate": Generate,
     **SESSION_OPERATIONS,
 }
-
-_NOT_SUPPORTED: Final = ("tool_choice", "response_format", "think_budget")
-
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -220,20 +221,11 @@ def read_operation(op: str, members: Mapping[str, Any]) -> Operation:
     own = {name: value for name, value in members.items() if name not in ENVELOPE and not name.startswith("x_")}
     kind = OPERATIONS[op]
     given = {name: value for name, value in own.items() if value is not None}
-    if issubclass(kind, Generation):
-        refuse_unsupported(given)
-    unknown = own.keys() - given.keys() - {*kind.__struct_fields__, *_NOT_SUPPORTED}
+    unknown = own.keys() - given.keys() - set(kind.__struct_fields__)
     if unknown:
         raise _unknown_member(min(unknown))
     operation: Operation = convert(given, kind)
     return operation
-
-
-def refuse_unsupported(given: Mapping[str, Any]) -> None:
-    """Members that would change the answer and are not supported must not be ignored."""
-    for name in _NOT_SUPPORTED:
-        if name in given:
-            raise BadRequest(f"{name} is not supported yet", field=name)
 
 
 def convert(members: Mapping[str, Any], kind: type[Any]) -> Any:

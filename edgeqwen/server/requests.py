@@ -37,11 +37,13 @@ def read_submission(message: Generation, owner: str, inference: Inference, sessi
 
 def generation_input(message: Generation) -> GenerationInput:
     """What the engine reads of a `chat` or `generate`."""
-    own = {name: getattr(message, name) for name in ("wait", "speculate", "cache", "priority")}
+    own = {name: getattr(message, name) for name in ("wait", "speculate", "cache", "priority", "response_format")}
     members = message.to_input() | own
     match message:
         case Chat():
-            members |= {"messages": message.turns(), "tools": tuple(message.tools or ()), "think": message.think}
+            chat = ("tool_choice", "parallel_tool_calls", "think", "think_budget")
+            members |= {name: getattr(message, name) for name in chat}
+            members |= {"messages": message.turns(), "tools": tuple(message.tools or ())}
         case Generate():
             if (message.prompt is None) == (message.tokens is None):
                 raise BadRequest("give either prompt or tokens", field="prompt")
