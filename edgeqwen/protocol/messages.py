@@ -177,6 +177,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     **SESSION_OPERATIONS,
 }
 
+
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What every request has besides its own members (and `close`, which counts even if the rest is wrong)."""
