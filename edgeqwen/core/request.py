@@ -11,6 +11,8 @@ from edgeqwen.errors import EdgeqwenError
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "tool_calls"]
 Channel: TypeAlias = Literal["content", "reasoning"]
+Pooling: TypeAlias = Literal["last", "mean"]
+"""Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
 
 GREEDY_BELOW = 1e-5
 
@@ -63,6 +65,10 @@ class Request:
 
     `constraint` is what the answer, its thought left out, must look like. `thinking` is None for a model that has no
     markers. `finds_calls`: calls of tools in the answer are told from its text.
+
+    With `pooling` nothing is generated: `texts` (not empty, none of them empty) are to be made into vectors, choice i
+    is text i, there is no prompt, and `max_tokens` is 0. What was computed for a text is neither looked for nor kept: a
+    text is hardly ever seen twice, and the mean needs all of its hidden states anyway.
     """
 
     rid: str
@@ -84,8 +90,15 @@ class Request:
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     finds_calls: bool = False
+    pooling: Pooling | None = None
+    texts: tuple[tuple[int, ...], ...] = ()
     deadline_at: float = float("inf")
     arrived_at: float = 0.0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the prompt, or of all texts."""
+        return len(self.prompt_ids) + sum(map(len, self.texts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits: TypeAlias = NDArray[np.float32]
+Hidden: TypeAlias = NDArray[np.float32]
+"""Rows of what leaves the model's last norm, in the basis of the model as it was published."""
+
 KVData: TypeAlias = Any
 """A contiguous buffer of `kv_bytes_per_token` bytes a token; what is in it is the business of the runtime alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `ids` (not empty) of the sequence in `slot`, from position `start` on; logits for the last
-    `num_logits`.
+    """Tokens `ids` (not empty) of the sequence in `slot`, from position `start` on; logits for the last `num_logits`,
+    hidden states for the last `num_hidden` (0 where the runtime has none to give).
     """
 
     slot: int
     start: int
     ids: tuple[int, ...]
     num_logits: int = 1
+    num_hidden: int = 0
 
     @property
     def stop(self) -> int:
@@ -45,9 +49,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`logits[i]` is float32 `[chunks[i].num_logits, vocab_size]`; valid until the next call of the runtime."""
+    """`logits[i]` is float32 `[chunks[i].num_logits, vocab_size]`, `hidden[i]` `[chunks[i].num_hidden, hidden_size]`;
+    both are valid until the next call of the runtime. `hidden` is empty if no chunk wanted any.
+    """
 
     logits: tuple[Logits, ...]
+    hidden: tuple[Hidden, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,8 @@ class RuntimeSpec:
 
     `kv_fingerprint` names all that the content of the cache depends on (model, quantisation, type of cache): what was
     read from a runtime means something only to one with the same. `row_costs` says what was found by timing: (rows of
-    one sequence in a step, seconds), rising; empty if nothing was.
+    one sequence in a step, seconds), rising; empty if nothing was. `hidden_size` is the length of a hidden state, 0 if
+    the runtime gives none.
     """
 
     num_slots: int
@@ -68,6 +76,7 @@ class RuntimeSpec:
     max_chunk: int
     row_costs: tuple[tuple[int, float], ...] = ()
     kv_fingerprint: str = ""
+    hidden_size: int = 0
 
 
 class Runtime(Protocol):

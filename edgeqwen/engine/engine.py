@@ -14,7 +14,9 @@ from edgeqwen.core.request import Delta, Request, SamplingParams
 from edgeqwen.core.step import KVData, Runtime, RuntimeSpec
 from edgeqwen.cpu import read_memory
 from edgeqwen.engine.block_disk import BlockDisk
+from edgeqwen.engine.embeddings import EmbeddingRecord, Embeddings
 from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.loop import StepLoop
 from edgeqwen.engine.record import Record, Records
 from edgeqwen.engine.settings import KvSettings, ModelFiles
@@ -125,21 +127,39 @@ class Engine:
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
         """Queue a request and say so; `echo` comes first in every choice. Raises what `Scheduler.submit` raises."""
         record = Record(request, sink, files=self._files, num_tokens=self.num_tokens)
-        num_before = self._scheduler.submit(request, now=self._clock())
-        self._records.add(record, num_before=num_before)
+        self._queue(record)
         for choice in range(request.n if echo else 0):
             if request.rid in self._records:  # a sink may cancel at any event
                 record.emit(Delta(choice, "content", echo))
-        if request.rid in self._records:
+        self._start(record)
+
+    async def embed(self, request: Request) -> Embeddings:
+        """Run an embedding; one whose waiter is cancelled is, too. Raises what `Scheduler.submit` and
+        `EmbeddingRecord.result` raise.
+        """
+        record = EmbeddingRecord(request)
+        self._queue(record)
+        self._start(record)
+        try:
+            return await record.result()
+        finally:
+            self.cancel(request.rid, owner=None)
+
+    def _queue(self, record: LiveRequest) -> None:
+        num_before = self._scheduler.submit(record.request, now=self._clock())
+        self._records.add(record, num_before=num_before)
+
+    def _start(self, record: LiveRequest) -> None:
+        if record.request.rid in self._records:
             self._arm(record)
         self._loop.wake()
 
-    def _arm(self, record: Record) -> None:
+    def _arm(self, record: LiveRequest) -> None:
         """Have the deadline come true also while a step runs or nothing does."""
         delay_s = max(0.001, record.request.deadline_at - self._clock())
         record.timer = asyncio.get_running_loop().call_later(delay_s, self._on_deadline, record)
 
-    def _on_deadline(self, record: Record) -> None:
+    def _on_deadline(self, record: LiveRequest) -> None:
         now = self._clock()
         self._records.deliver(self._scheduler.expire(now), now)
         self._loop.wake()

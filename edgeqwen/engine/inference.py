@@ -21,6 +21,14 @@ from typing import Any, Final, Literal, TypeAlias
 from edgeqwen.core.request import Done, FinishReason, Started, Timings, Usage
 from edgeqwen.core.step import Runtime
 from edgeqwen.engine.defaults import read_defaults
+from edgeqwen.engine.embeddings import (
+    EmbeddingContext,
+    EmbeddingEnded,
+    EmbeddingInput,
+    Embeddings,
+    check_embedding,
+    embedding_request,
+)
 from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.prepare import TextThread
@@ -202,6 +210,42 @@ class Inference:
         self._check_state(given)
         return self._accept(given, prompt, owner=owner, sink=sink, arrived_at=arrived_at, echo=echo)
 
+    async def embed(self, given: EmbeddingInput, *, owner: str) -> Embeddings:
+        """Vectors of texts. It is a request like any other, and cancelled with the task that waits here.
+
+        Raises `EdgeqwenError` if it is refused or fails, `EmbeddingEnded` (one of these) if it is cut short.
+        """
+        arrived_at = self._clock()
+        self._check_state(given)
+        check_embedding(given, limits=self._limits, num_tokens=self._num_tokens)
+        self._admission.add(owner)
+        try:
+            texts = given.tokens if given.texts is None else await self._text.embedded_ids(given.texts)
+            is_late = not await self._is_loaded_in_time(given, arrived_at)
+        finally:
+            self._admission.remove(owner, has_started=False)
+        if is_late:
+            raise EmbeddingEnded("deadline")
+        self._check_state(given)
+        assert self._engine is not None
+        assert texts is not None
+        at = EmbeddingContext(
+            limits=self._limits,
+            context=self.context,
+            hidden_size=self.hidden_size,
+            num_tokens=self._num_tokens,
+            pooling=self._files.pooling,
+            rid=self._next_rid(),
+            owner=owner,
+            arrived_at=arrived_at,
+        )
+        return await self._engine.embed(embedding_request(given, texts, at))
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of an embedding; 0 until the model is loaded, and for one that makes none."""
+        return 0 if self._engine is None else self._engine.spec.hidden_size
+
     def _check_input(self, given: GenerationInput) -> None:
         check_input(
             given,
@@ -210,7 +254,7 @@ class Inference:
             has_template=self._files.template is not None,
         )
 
-    def _check_state(self, given: GenerationInput) -> None:
+    def _check_state(self, given: GenerationInput | EmbeddingInput) -> None:
         if self.state != "loading" or given.wait is False:
             self.check_ready()
 
@@ -224,7 +268,7 @@ class Inference:
             case "failed":
                 raise EdgeqwenError("the model could not be loaded, or its engine broke down", code="engine")
 
-    async def _is_loaded_in_time(self, given: GenerationInput, arrived_at: float) -> bool:
+    async def _is_loaded_in_time(self, given: GenerationInput | EmbeddingInput, arrived_at: float) -> bool:
         if self.state != "loading":
             return True
         deadline_ms = self._limits.max_deadline_ms if given.deadline_ms is None else given.deadline_ms

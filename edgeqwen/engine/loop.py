@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from edgeqwen.core.step import Chunk, KVData, Logits, Runtime
+from edgeqwen.core.step import Chunk, KVData, Logits, Runtime, StepResult
+from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.record import Records
 from edgeqwen.engine.stats import Rate
 from edgeqwen.engine.worker import EngineThread
@@ -109,8 +110,8 @@ class StepLoop:
     async def _step(self, plan: StepPlan, releases: tuple[int, ...], now: float) -> None:
         for begun in plan.begun:
             self._records.note_begun(begun.rid, begun.num_cached, now)
-        samplers = [self._records[rid].sampler(choice) if rid else None for rid, choice in plan.sequences]
-        job = _Step(self._runtime, plan, samplers, releases, self._clock)
+        takers = [_Taker(self._records[rid] if rid else None, choice) for rid, choice in plan.sequences]
+        job = _Step(self._runtime, plan, takers, releases, self._clock)
         try:
             outcome = await self._thread.run(job)
         except EdgeqwenError as error:
@@ -147,13 +148,32 @@ class StepLoop:
             logger.exception("slots could not be released")
 
 
+class _Taker:
+    """Who gets what a chunk gives: a choice of a live request, or nobody."""
+
+    def __init__(self, live: LiveRequest | None, choice: int) -> None:
+        self._live = live
+        self._choice = choice
+        self._sampler = None if live is None else live.sampler(choice)
+
+    def take(self, chunk: Chunk, result: StepResult, index: int) -> tuple[Draw, ...]:
+        """What is drawn from the chunk's logits. Of hidden states nothing but an error is."""
+        if chunk.num_hidden:
+            assert self._live is not None
+            try:
+                self._live.push_hidden(self._choice, result.hidden[index])
+            except RuntimeFailed as error:
+                return (error,)
+        return _draw(self._sampler, chunk, result.logits[index])
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     """The job of the engine thread: release, save, load, copy, compute, draw (no sampler where nothing is drawn)."""
 
     runtime: Runtime
     plan: StepPlan
-    samplers: Sequence[Sampler | None]
+    takers: Sequence[_Taker]
     releases: tuple[int, ...]
     clock: Callable[[], float]
 
@@ -171,10 +191,8 @@ class _Step:
         started_at = self.clock()
         result = self.runtime.step(self.plan.batch)
         duration_s = self.clock() - started_at
-        draws = [
-            _draw(sampler, chunk, rows)
-            for sampler, chunk, rows in zip(self.samplers, self.plan.batch.chunks, result.logits, strict=True)
-        ]
+        pairs = zip(self.takers, self.plan.batch.chunks, strict=True)
+        draws = [taker.take(chunk, result, index) for index, (taker, chunk) in enumerate(pairs)]
         return StepOutcome(tuple(draws), duration_s, saved)
 
     def _read_saves(self) -> tuple[KVData, ...] | None:

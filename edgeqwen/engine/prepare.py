@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final, TypeVar
 
 from edgeqwen.engine.generation import GenerationInput
@@ -78,6 +79,14 @@ class TextThread:
             return given.prompt
         data = await self.detokenize(given.tokens or ())
         return data.decode("utf-8", "replace")
+
+    async def embedded_ids(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The ids of texts that are to be vectors, text by text, so that others are served in between."""
+        return tuple([await self._run(partial(self._embedded_ids, text)) for text in texts])
+
+    def _embedded_ids(self, text: str) -> tuple[int, ...]:
+        before, after = self._tokenizer.affixes
+        return (*before, *self._tokenizer.encode(text, special=False), *after)
 
     async def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; markers in it become their own ids only if `special`."""

@@ -6,33 +6,29 @@ terminal event that its request gets.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from edgeqwen.core.request import (
     Delta,
     Done,
-    Event,
     Failed,
     FinishReason,
     Request,
     Started,
-    Timings,
     TokenLogprob,
     ToolCall,
     Usage,
 )
+from edgeqwen.core.step import Hidden
 from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.sampling import Sampled, Sampler
 from edgeqwen.scheduler import RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, TokenDrawn
 from edgeqwen.text import TextDelta, TextStream, Tokenizer
 from edgeqwen.text.tool_calls import Call, CallFinder, Piece
-
-logger = logging.getLogger(__name__)
 
 
 class _Choice:
@@ -52,44 +48,27 @@ class _Choice:
         self.finish: FinishReason | None = None
 
 
-class Record:
-    """One accepted request."""
+class Record(LiveRequest):
+    """An accepted generation."""
 
     def __init__(self, request: Request, sink: Sink, *, files: ModelFiles, num_tokens: int) -> None:
-        self.request = request
-        self.timer: asyncio.TimerHandle | None = None
-        self.is_broken = False
-        self._sink = sink
+        super().__init__(request, sink)
         self._tokenizer: Tokenizer = files.tokenizer
         self._choices = [_Choice(request, i, files=files, num_tokens=num_tokens) for i in range(request.n)]
         self._num_generated = 0
         self._num_reasoning = 0
-        self._num_cached = 0
-        self._scheduled_at: float | None = None
-        self._first_token_at: float | None = None
 
     def sampler(self, choice: int) -> Sampler:
         """The sampler of a choice, for the engine thread."""
         return self._choices[choice].sampler
 
-    def emit(self, event: Event) -> None:
-        """Hand an event to the front. If that raises, its request is cancelled, and no other suffers."""
-        try:
-            self._sink(event)
-        except Exception:
-            logger.exception("the receiver of request %s failed", self.request.rid)
-            self.is_broken = True
-            self._sink = _ignore
-
-    def note_begun(self, num_cached: int, now: float) -> None:
-        """The request has a slot; so many tokens of its prompt are known."""
-        self._num_cached = num_cached
-        self._scheduled_at = now
+    def push_hidden(self, choice: int, rows: Hidden) -> None:
+        raise AssertionError("hidden states of a generation")
 
     def take(self, event: TokenDrawn, sampled: Sampled, now: float) -> bool:
         """Take in a token and emit the text that it completes; True if that completes a stop string."""
-        if self._first_token_at is None:
-            self._first_token_at = now
+        if self._first_at is None:
+            self._first_at = now
         self._num_generated += 1
         choice = self._choices[event.choice]
         logprob = self._logprob(sampled)
@@ -121,21 +100,15 @@ class Record:
         return all(choice.finish is not None for choice in self._choices)
 
     def done(self, now: float) -> Done:
-        """The terminal event of a request whose choices have all ended. What never came counts as coming at the end."""
-        arrived_at = self.request.arrived_at
+        """The terminal event of a request whose choices have all ended."""
         usage = Usage(
             prompt=len(self.request.prompt_ids),
             cached=self._num_cached,
             completion=self._num_generated,
             reasoning=self._num_reasoning,
         )
-        timings = Timings(
-            queue=_ms(arrived_at, now if self._scheduled_at is None else self._scheduled_at),
-            ttft=_ms(arrived_at, now if self._first_token_at is None else self._first_token_at),
-            total=_ms(arrived_at, now),
-        )
         finishes = tuple(choice.finish for choice in self._choices if choice.finish is not None)
-        return Done(self.request.rid, finishes, usage, timings)
+        return Done(self.request.rid, finishes, usage, self.timings(now))
 
     def _emit_text(self, choice: int, deltas: Iterable[TextDelta]) -> None:
         calls = self._choices[choice].calls
@@ -170,7 +143,7 @@ class Records:
     def __init__(self, scheduler: Scheduler, *, on_retired: Callable[[], None]) -> None:
         self._scheduler = scheduler
         self._on_retired = on_retired
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, LiveRequest] = {}
         self._queue: deque[SchedulerEvent] = deque()
         self._is_delivering = False
         self.num_accepted = 0
@@ -184,10 +157,10 @@ class Records:
     def __contains__(self, rid: str) -> bool:
         return rid in self._records
 
-    def __getitem__(self, rid: str) -> Record:
+    def __getitem__(self, rid: str) -> LiveRequest:
         return self._records[rid]
 
-    def get(self, rid: str) -> Record | None:
+    def get(self, rid: str) -> LiveRequest | None:
         """The record, if the request lives."""
         return self._records.get(rid)
 
@@ -195,12 +168,12 @@ class Records:
         """Requests that live, oldest first."""
         return tuple(self._records)
 
-    def add(self, record: Record, *, num_before: int) -> None:
+    def add(self, record: LiveRequest, *, num_before: int) -> None:
         """Accept a request that the scheduler has taken, and say so to its front."""
         request = record.request
         self._records[request.rid] = record
         self.num_accepted += 1
-        record.emit(Started(request.rid, num_before, len(request.prompt_ids)))
+        record.emit(Started(request.rid, num_before, request.num_prompt_tokens))
 
     def note_begun(self, rid: str, num_cached: int, now: float) -> None:
         """A request has its slot; so many tokens of its prompt are known."""
@@ -245,7 +218,7 @@ class Records:
         for record in tuple(self._records.values()):
             self._retire(record, Failed(record.request.rid, error))
 
-    def _retire(self, record: Record, last: Done | Failed) -> None:
+    def _retire(self, record: LiveRequest, last: Done | Failed) -> None:
         """The one way out: the record is forgotten, its timer stopped, and its terminal event emitted."""
         del self._records[record.request.rid]
         if record.timer is not None:
@@ -253,11 +226,3 @@ class Records:
         self.num_failed += isinstance(last, Failed)
         record.emit(last)
         self._on_retired()
-
-
-def _ignore(event: Event) -> None:
-    """Receives the events of a request whose front has failed."""
-
-
-def _ms(start: float, stop: float) -> int:
-    return round(1000 * max(0.0, stop - start))

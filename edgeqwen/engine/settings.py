@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgeqwen.core.request import Pooling
 from edgeqwen.text import ChatTemplate, Tokenizer
 
 
@@ -15,7 +16,8 @@ class ModelFiles:
     """What a package says of text and sampling.
 
     `template` is None for a model that has none. `generation_defaults` is the content of `generation_config.json`, with
-    the configuration's own values laid over it by whoever has one.
+    the configuration's own values laid over it by whoever has one. `pooling` is how the model's embeddings are
+    made, None if it does not say.
     """
 
     name: str
@@ -24,6 +26,7 @@ class ModelFiles:
     template: ChatTemplate | None
     generation_defaults: Mapping[str, Any]
     eos_token_ids: tuple[int, ...]
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +62,4 @@ class EngineLimits:
     choices: int = 8
     logit_bias: int = 1024
     top_logprobs: int = 20
+    texts: int = 64

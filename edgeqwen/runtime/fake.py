@@ -5,7 +5,8 @@ cache is the list of token ids that each slot holds, and without a script the ne
 list, so a caller that mixes up slots or positions gets other tokens or an `AssertionError`, not a plausible answer.
 
 Logits of a row: `margin` for the scripted token, half of it for the token that the history leads to, 0 for the rest.
-So a masked or penalised scripted token is replaced by a definite other one.
+So a masked or penalised scripted token is replaced by a definite other one. Hidden states are a function of all tokens
+so far, too, and as long as the script wants.
 
 The script is a JSON object (`FakeScript`), a file that holds one, or token ids with commas between (`9707,11,151645`).
 """
@@ -21,7 +22,7 @@ from typing import Annotated, TypeAlias, TypedDict, Unpack
 import msgspec
 import numpy as np
 
-from edgeqwen.core.step import Batch, Chunk, KVData, Logits, RuntimeSpec, StepResult
+from edgeqwen.core.step import Batch, Chunk, Hidden, KVData, Logits, RuntimeSpec, StepResult
 from edgeqwen.errors import ConfigInvalid, RuntimeFailed
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -46,7 +47,7 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gives logits, else (a chunk of guesses) `row_s` for each row of logits behind the first. Loading takes `load_s`.
     Steps are counted from 1: `hang_at_step` takes `hang_s` more, `fail_at_step` raises, `nan_at_step` yields NaN.
     `fail_load` is the message that loading fails with. `eos`, `vocab_size`, `num_tokens`, `num_slots`, `capacity`,
-    `max_chunk` and `kv_bytes_per_token` replace what the caller gives.
+    `max_chunk` and `kv_bytes_per_token` replace what the caller gives. `hidden_size` 0: there are no hidden states.
     """
 
     tokens: tuple[TokenId, ...] = ()
@@ -69,6 +70,7 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     capacity: Count | None = None
     max_chunk: Count | None = None
     kv_bytes_per_token: Annotated[int, msgspec.Meta(ge=_ID_BYTES)] | None = None
+    hidden_size: Annotated[int, msgspec.Meta(ge=0)] = 8
 
 
 def parse_fake(spec: str) -> FakeScript:
@@ -151,6 +153,7 @@ class FakeRuntime:
             kv_bytes_per_token=script.kv_bytes_per_token or 1024,
             max_chunk=script.max_chunk or 512,
             kv_fingerprint="fake",
+            hidden_size=script.hidden_size,
         )
         self._script = script
         self._eos = eos if script.eos is None else script.eos
@@ -186,7 +189,9 @@ class FakeRuntime:
             for slot in slots:
                 self._held.pop(slot, None)
             raise RuntimeFailed(f"the fake runtime fails at step {self._num_steps}, as its script says")
-        return StepResult(tuple(self._compute(chunk) for chunk in batch.chunks))
+        hidden = tuple(np.empty((chunk.num_hidden, self._spec.hidden_size), np.float32) for chunk in batch.chunks)
+        logits = tuple(self._compute(chunk, rows) for chunk, rows in zip(batch.chunks, hidden, strict=True))
+        return StepResult(logits, hidden if any(chunk.num_hidden for chunk in batch.chunks) else ())
 
     def _duration_s(self, batch: Batch) -> float:
         script = self._script
@@ -195,9 +200,10 @@ class FakeRuntime:
         hang_s = script.hang_s if self._num_steps == script.hang_at_step else 0.0
         return script.step_s + script.prefill_token_s * num_prefill + script.row_s * num_guessed + hang_s
 
-    def _compute(self, chunk: Chunk) -> Logits:
+    def _compute(self, chunk: Chunk, hidden: Hidden) -> Logits:
         assert chunk.ids, chunk
         assert 0 <= chunk.num_logits <= len(chunk.ids), chunk
+        assert 0 <= chunk.num_hidden <= (len(chunk.ids) if self._spec.hidden_size else 0), chunk
         assert 0 <= chunk.slot < self._spec.num_slots, chunk
         assert chunk.stop <= self._spec.capacity, chunk
         assert all(0 <= token < self._spec.vocab_size for token in chunk.ids), "a token id outside the vocabulary"
@@ -209,8 +215,12 @@ class FakeRuntime:
             row = position - (len(chunk.ids) - chunk.num_logits)
             if row >= 0:
                 self._fill(rows[row], held)
+            row = position - (len(chunk.ids) - chunk.num_hidden)
+            if row >= 0:
+                hidden[row] = np.random.default_rng(held.digest).standard_normal(self._spec.hidden_size)
         if _is_listed(self._num_steps, self._script.nan_at_step):
             rows[:] = np.nan
+            hidden[:] = np.nan
         return rows
 
     def _sequence_of(self, chunk: Chunk) -> _Held:

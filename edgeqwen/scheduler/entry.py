@@ -57,13 +57,14 @@ class Entry:
 
     def check_size(self, request: Request) -> None:
         """Raises `EdgeqwenError` (`too_long`) for what can never enter: it exceeds a slot, or the whole budget."""
-        num_tokens = len(request.prompt_ids) + request.max_tokens
-        sizes = f"a prompt of {len(request.prompt_ids)} tokens and an answer of {request.max_tokens}"
+        prompt_len = max(map(len, request.texts), default=len(request.prompt_ids))
+        num_tokens = prompt_len + request.max_tokens
+        sizes = f"a prompt of {prompt_len} tokens and an answer of {request.max_tokens}"
         excess = num_tokens - self._spec.capacity
         if excess > 0:
             message = f"{sizes} are {excess} more than the context of {self._spec.capacity}"
             raise EdgeqwenError(message, code="too_long")
-        needed, budget = self._needed_bytes(request), self._store.budget_bytes
+        needed, budget = num_tokens * self._spec.kv_bytes_per_token, self._store.budget_bytes
         if needed > budget:
             message = f"{sizes} take {needed} bytes of cache, and all there is to have is {budget} (kv.memory_mb)"
             raise EdgeqwenError(message, code="too_long")
@@ -79,7 +80,7 @@ class Entry:
         match = Match() if has_donor else self._match(sequence)
         if not has_donor and self._is_worth_waiting(sequence, match):
             return Entered.SOON
-        slot = self._residents.choose(sequence, self._needed_bytes(sequence.request))
+        slot = self._residents.choose(sequence, self._needed_bytes(sequence))
         self._store.pin(match.blocks)
         if not self._has_room(sequence, match, slot):
             self._store.unpin(match.blocks)
@@ -134,8 +135,8 @@ class Entry:
             return False
         return True
 
-    def _needed_bytes(self, request: Request) -> int:
-        return (len(request.prompt_ids) + request.max_tokens) * self._spec.kv_bytes_per_token
+    def _needed_bytes(self, sequence: Sequence) -> int:
+        return (len(sequence.prompt_ids) + sequence.request.max_tokens) * self._spec.kv_bytes_per_token
 
     def _reserve_alone(self, sequence: Sequence, slot: int) -> bool:
         """Nothing runs that could give room back, so what is known of this sequence may have to go for its sake."""
@@ -143,7 +144,7 @@ class Entry:
         return self._reserve(sequence, slot)
 
     def _reserve(self, sequence: Sequence, slot: int) -> bool:
-        needed = self._needed_bytes(sequence.request)
+        needed = self._needed_bytes(sequence)
         if not self._store.reserve(needed, spare=self._residents.spare_in(slot, needed)):
             return False
         sequence.reserved_bytes = needed
@@ -172,7 +173,7 @@ class Entry:
             if stop >= held or block is match.blocks[-1]  # so what the slot holds ends with what is loaded
         )
         if sequence.num_cached is None:
-            sequence.num_cached = min(match.length, len(sequence.request.prompt_ids))
+            sequence.num_cached = min(match.length, len(sequence.prompt_ids))
 
     def take_fetches(self) -> tuple[Fetch, ...]:
         """What is to be read since the last call; each is to be reported with `fetched`."""

@@ -4,7 +4,8 @@
     tokens   |<-------------- copy ------------->|<-chunk-->|     another choice has computed the prompt: its last token
 
 A piece loads at most `MAX_BYTES`, so that nobody waits long for the copying; when that is not all, nothing is computed
-yet. Only the last token of a prompt needs logits.
+yet. Only the last token of a prompt needs logits. Of a text that is to be a vector the hidden states are wanted, all of
+them or that of its last token.
 """
 
 from __future__ import annotations
@@ -65,5 +66,8 @@ def _take_loads(sequence: Sequence) -> tuple[SlotLoad, ...]:
 def _chunk(sequence: Sequence, start: int, size: int) -> Chunk:
     assert sequence.slot is not None
     stop = min(start + size, sequence.num_tokens)
-    is_last = stop == sequence.num_tokens and not sequence.is_background
-    return Chunk(sequence.slot, start, sequence.tokens(start, stop), num_logits=int(is_last))
+    ids, is_last = sequence.tokens(start, stop), stop == sequence.num_tokens
+    if sequence.is_embedding:
+        num_hidden = len(ids) if sequence.request.pooling == "mean" else int(is_last)
+        return Chunk(sequence.slot, start, ids, num_logits=0, num_hidden=num_hidden)
+    return Chunk(sequence.slot, start, ids, num_logits=int(is_last and not sequence.is_background))

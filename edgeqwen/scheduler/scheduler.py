@@ -8,9 +8,9 @@ Life of a step, all of it on one thread:
 
 A piece of one prompt and a decode step of all decoding sequences alternate, so a long prompt slows the others down but
 never stops them. Others say whose prompt comes next (`scheduler.line`), how a sequence gets its slot and what is known
-of its tokens (`entry`), how room is made for it (`room`), what of its prompt goes into a step (`pieces`), what comes of
-the tokens that a step gives (`answers`), and what becomes of a slot that is left (`transfers`). `residents` knows where
-each sequence stands.
+of its tokens (`entry`), how room is made for it (`room`), what of its prompt goes into a step (`pieces`), which texts
+are computed together (`gathering`), what comes of the tokens that a step gives (`answers`), and what becomes of a slot
+that is left (`transfers`). `residents` knows where each sequence stands.
 
 A request of n choices is n sequences; the prompt is computed for the first, and those that start while one of them
 decodes get its cache copied and compute the last token alone. They share their fate when one of them fails.
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 
 from edgeqwen.core.request import FinishReason, Request
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec
@@ -35,6 +35,7 @@ from edgeqwen.scheduler.background import Background, BackgroundWork
 from edgeqwen.scheduler.chunking import ChunkSizer
 from edgeqwen.scheduler.drafting import Drafting
 from edgeqwen.scheduler.entry import Entered, Entry, Fetch
+from edgeqwen.scheduler.gathering import fits, is_whole, may_fit, num_rows
 from edgeqwen.scheduler.groups import Groups
 from edgeqwen.scheduler.kept import KeptPrompts
 from edgeqwen.scheduler.line import Line
@@ -116,7 +117,12 @@ class Scheduler:
         budget), `quota`, `busy`.
         """
         assert request.rid not in self._groups
-        assert min(len(request.prompt_ids), request.max_tokens, request.n) > 0
+        assert request.n > 0
+        if request.pooling is None:
+            assert min(len(request.prompt_ids), request.max_tokens) > 0
+        else:
+            assert min(map(len, request.texts)) > 0 == request.max_tokens
+            assert len(request.texts) == request.n
         self._entry.check_size(request)
         num_before = self.num_queued
         sequences = self._groups.add(request).sequences
@@ -183,7 +189,7 @@ class Scheduler:
         if not (self._was_prefill and self._residents.is_decoding):
             sequence = self._next_prefill(now)
             if sequence is not None:
-                return self._launch_prefill(sequence)
+                return self._launch_prefill(sequence, now)
         sequences = self._residents.decoding
         if not sequences:
             return None
@@ -209,21 +215,48 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence, now: float) -> Entered:
         """Try to give a waiting sequence its slot."""
-        rid = sequence.request.rid
         entered = self._entry.enter(sequence, has_donor=self._groups.donor(sequence) is not None)
         if entered is Entered.NO_ROOM and self._room.make_for(sequence, now):
             return self._enter(sequence, now)
-        if entered is Entered.YES and self._groups.start(rid, now):
-            self._begun.append(Begun(rid, sequence.num_cached or 0))
+        if entered is Entered.YES:
+            self._begin(sequence, now)
         return entered
 
-    def _launch_prefill(self, sequence: Sequence) -> StepPlan:
+    def _begin(self, sequence: Sequence, now: float) -> None:
+        rid = sequence.request.rid
+        if self._groups.start(rid, now):
+            self._begun.append(Begun(rid, sequence.num_cached or 0))
+
+    def _launch_prefill(self, sequence: Sequence, now: float) -> StepPlan:
         self._line.note_piece(sequence)
         size = self._sizer.size(is_shared=self._residents.is_decoding or sequence.is_background)
         piece = cut_piece(sequence, size=size, donor=self._groups.donor(sequence))
-        return self._launch([] if piece.chunk is None else [piece.chunk], [sequence], piece)
+        if piece.chunk is None:
+            return self._launch([], [sequence], piece)
+        parts = [(piece.chunk, sequence)]
+        if is_whole(sequence, piece.chunk):
+            parts += self._gather(piece.chunk, size, now)
+        chunks, sequences = zip(*sorted(parts, key=lambda part: part[0].slot), strict=True)
+        return self._launch(chunks, sequences, piece)
 
-    def _launch(self, chunks: list[Chunk], sequences: list[Sequence], piece: Piece | None = None) -> StepPlan:
+    def _gather(self, first: Chunk, size: int, now: float) -> list[tuple[Chunk, Sequence]]:
+        """Other texts to be computed beside the first, as they come. One whose slot lies too far off keeps it."""
+        chunks, found = [first], []
+        standing = (*self._residents.prefilling, *self._residents.waiting)
+        for sequence in self._line.order((each for each in standing if may_fit(each, chunks, size)), now):
+            if not may_fit(sequence, chunks, size) or sequence.slot == first.slot:
+                continue
+            if sequence.state is State.WAITING:
+                if self._entry.enter(sequence) is not Entered.YES:
+                    break
+                self._begin(sequence, now)
+            chunk = cut_piece(sequence, size=size).chunk
+            if chunk is not None and is_whole(sequence, chunk) and fits(chunks, chunk, size):
+                chunks.append(chunk)
+                found.append((chunk, sequence))
+        return found
+
+    def _launch(self, chunks: Seq[Chunk], sequences: Seq[Sequence], piece: Piece | None = None) -> StepPlan:
         """With a piece of a prompt, or without one a decode step."""
         for sequence in sequences:
             sequence.is_in_flight = True
@@ -268,12 +301,21 @@ class Scheduler:
                 self._residents.give_slot_back(sequence)
             elif not chunks or sequence.is_background:
                 self._end_prefill(sequence)
-        return self._answers.rounds(sequences, outcomes, now)
+        ended = [*self._end_texts(sequences, outcomes, now)]
+        rounds = self._answers.rounds(sequences, outcomes, now)
+        return chain([ended], rounds) if ended else rounds
+
+    def _end_texts(self, sequences: Seq[Sequence], outcomes: Seq[Outcome], now: float) -> Iterator[SchedulerEvent]:
+        """Texts that have been computed to their end; an outcome of one is an error."""
+        for sequence, outcome in zip(sequences, outcomes, strict=False):
+            is_live = sequence.is_embedding and sequence.state is State.PREFILLING
+            if is_live and not outcome and not sequence.num_pending:
+                yield self._answers.end(sequence, "stop", now)
 
     def _observe(self, plan: StepPlan, sequences: Seq[Sequence], outcomes: Seq[Outcome], duration_s: float) -> None:
         chunks = plan.batch.chunks
         if plan.is_prefill and chunks:
-            self._sizer.observe(len(chunks[0].ids), duration_s)
+            self._sizer.observe(num_rows(chunks), duration_s)
             if sequences[0].is_background:
                 self.background.num_tokens += len(chunks[0].ids)
         elif chunks:

@@ -78,7 +78,17 @@ class Sequence:
     @property
     def is_background(self) -> bool:
         """Nothing is generated: a prompt is computed so that it is known later."""
-        return self.request.max_tokens == 0
+        return self.request.max_tokens == 0 and not self.is_embedding
+
+    @property
+    def is_embedding(self) -> bool:
+        """Nothing is generated: the hidden states of a text are wanted."""
+        return self.request.pooling is not None
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """What is to be computed before anything is generated: the request's prompt, or the one of its texts."""
+        return self.request.texts[self.choice] if self.is_embedding else self.request.prompt_ids
 
     @property
     def num_generated(self) -> int:
@@ -91,7 +101,7 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         """Of the prompt and what was generated."""
-        return len(self.request.prompt_ids) + len(self.generated)
+        return len(self.prompt_ids) + len(self.generated)
 
     @property
     def num_pending(self) -> int:
@@ -102,7 +112,7 @@ class Sequence:
 
     def tokens(self, start: int, stop: int) -> tuple[int, ...]:
         """Those from position `start` to `stop`, prompt and answer as one."""
-        prompt = self.request.prompt_ids
+        prompt = self.prompt_ids
         skipped = len(prompt)
         if stop <= skipped:
             return prompt[start:stop]

@@ -10,6 +10,7 @@ Only single texts are encoded, one call each: the library's batch calls start th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,6 +63,21 @@ class Tokenizer:
         self._added_by_text = {token.text: token for token in self._added_by_id.values()}
         self._markers = compile_alternatives(self._added_by_text)
         self.num_tokens = max(rust.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @functools.cached_property
+    def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ids that the file has put before and after a whole text (a begin-of-text token, an end token), by its
+        post-processor. Prompts get none, since a template says what stands in them.
+        """
+        count = self._stock.num_special_tokens_to_add(is_pair=False)
+        if not count:
+            return (), ()
+        probe = self._stock.encode("a", add_special_tokens=True)
+        is_added = probe.special_tokens_mask
+        body = [index for index, mark in enumerate(is_added) if not mark]
+        if not body:
+            return (), ()
+        return tuple(probe.ids[: body[0]]), tuple(probe.ids[body[-1] + 1 :])
 
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:
