@@ -218,7 +218,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_told(tmp_path: Path) -> No
         ({"messages": USER, "stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": USER, "response_format": {"type": "json_object"}}, "response_format"),
         ({"messages": USER, "tool_choice": "required", "tools": [{"type": "function"}]}, "tool_choice"),
-        ({"messages": USER, "reasoning_effort": "low"}, "reasoning_effort"),
+        ({"messages": USER, "reasoning_effort": "some"}, "reasoning_effort"),
         ({"messages": USER, "conversation_id": ""}, "conversation_id"),
         ({"messages": USER, "chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
         ({"messages": USER, "chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),

@@ -3,46 +3,81 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
+from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
 
 from edgeqwen.engine.inference import Inference
-from edgeqwen.errors import EdgeqwenError
-from edgeqwen.http.completions import ChatCompletions
+from edgeqwen.errors import CODES, EdgeqwenError
+from edgeqwen.http import anthropic_reply
+from edgeqwen.http.access import HttpAccess
+from edgeqwen.http.chat import ChatCompletions
+from edgeqwen.http.completions import Completions
+from edgeqwen.http.embeddings import EmbeddingVectors
+from edgeqwen.http.generations import Generations
+from edgeqwen.http.messages import Messages
+from edgeqwen.http.models import Models
 from edgeqwen.http.operations import LineOperations, refusal
-from edgeqwen.http.replies import error_response, json_response
-from edgeqwen.http.requests import check_source, read_object
+from edgeqwen.http.replies import common_headers, error_response, json_response
+from edgeqwen.http.routes import Answer, Route, Routes
 from edgeqwen.http.seam import Operations
 from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession
+from edgeqwen.http.sources import KeyRefused, Sources
+from edgeqwen.http.token_texts import TokenTexts
+from edgeqwen.http.tokens import Tokens
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import Health, Ready, Stats
 from edgeqwen.protocol.operation import Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.sessions.sessions import Sessions
 
-log = logging.getLogger(__name__)
-
-CHAT_PATH: Final = "/v1/chat/completions"
-MODELS_PATH: Final = "/v1/models"
-EQP_PREFIX: Final = "/eqp/"
-PROBES: Final[dict[str, Operation]] = {"/health": Health(), "/ready": Ready(), "/stats": Stats()}
+PROBES: Final[Mapping[str, Operation]] = {"/health": Health(), "/ready": Ready(), "/stats": Stats()}
 CLOSING: Final = frozenset({"too_large", "timeout"})
 """Errors after which the rest of the body is not worth reading."""
 
 
 class HttpFront:
-    """Opens HTTP sessions on connections of the socket."""
+    """Opens HTTP sessions on connections."""
 
-    def __init__(self, inference: Inference, operations: Operations, limits: WireLimits, *, sessions: Sessions) -> None:
-        self._inference = inference
+    def __init__(
+        self,
+        inference: Inference,
+        operations: Operations,
+        limits: WireLimits,
+        *,
+        sessions: Sessions,
+        access: HttpAccess | None = None,
+    ) -> None:
         self._operations = operations
         self._limits = limits
-        self._completions = ChatCompletions(inference, limits=limits, remember=operations.remember, sessions=sessions)
-        self._lines = LineOperations(operations)
-        self._created = int(time.time())
+        self._sources = Sources(access or HttpAccess())
+        self.routes = self._make_routes(inference, sessions)
+
+    def _make_routes(self, inference: Inference, sessions: Sessions) -> Routes:
+        limits = self._limits
+        generations = Generations(inference, sessions, remember=self._operations.remember)
+        texts = TokenTexts(inference)
+        tokens, models = Tokens(inference, limits), Models(inference)
+        messages = Messages(generations, limits)
+        openai = error_response
+        anthropic = anthropic_reply.error_response
+        return Routes(
+            [
+                Route("POST", "/v1/chat/completions", ChatCompletions(generations, texts, limits).answer, openai),
+                Route("POST", "/v1/completions", Completions(generations, texts, limits).answer, openai),
+                Route("POST", "/v1/embeddings", EmbeddingVectors(inference, limits).answer, openai),
+                Route("POST", "/v1/tokenize", tokens.tokenize, openai),
+                Route("POST", "/v1/detokenize", tokens.detokenize, openai),
+                Route("GET", "/v1/models", models.list, openai),
+                Route("GET", "/v1/models/{model}", models.one, openai),
+                Route("POST", "/v1/messages", messages.answer, anthropic),
+                Route("POST", "/v1/messages/count_tokens", messages.count, anthropic),
+                Route("POST", "/eqp/{op}", LineOperations(self._operations, limits).answer, refusal),
+                *(Route("GET", path, self._probe(operation), openai) for path, operation in PROBES.items()),
+            ],
+            refuse=openai,
+        )
 
     def open(self, transport: asyncio.Transport, peer: Peer) -> HttpSession:
         """Take over a connection whose first byte was HTTP's; that byte is still to be passed to `data_received`."""
@@ -50,46 +85,42 @@ class HttpFront:
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
             assert isinstance(request.protocol, HttpHandler)
             request.protocol.begin(request)
-            return await self._handle(request, peer)
+            response = await self._handle(request, peer)
+            if not response.prepared:
+                response.headers.update(common_headers(request))
+            return response
 
         return HttpSession(transport, HttpServer(handle, limits=self._limits)(), self._limits)
 
     async def _handle(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
         try:
-            check_source(request)
-            return await self._route(request, peer)
+            asker = self._sources.check(request, peer)
+            if self._sources.is_preflight(request):
+                return self._sources.preflight(request)
+            return await self._answer(request, asker)
         except EdgeqwenError as exc:
-            response = _refusal(request, exc)
+            response = self.routes.refuse(request.path, exc, status=401 if isinstance(exc, KeyRefused) else None)
+            if isinstance(exc, KeyRefused):
+                response.headers["WWW-Authenticate"] = "Bearer"
             if exc.code in CLOSING:
                 response.force_close()
             return response
 
-    async def _route(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
-        path = request.path
-        is_post = path == CHAT_PATH or path.startswith(EQP_PREFIX)
-        if not is_post and path not in PROBES and path != MODELS_PATH:
+    async def _answer(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
+        routes, rest = self.routes.find(request.path)
+        if not routes:
             raise EdgeqwenError("there is nothing at this path", code="not_found")
-        if request.method != ("POST" if is_post else "GET"):
+        route = routes.get(request.method)
+        if route is None:
             error = EdgeqwenError("this path does not take this method", code="bad_request")
-            response = _refusal(request, error)
-            response.set_status(405)
-            response.headers["Allow"] = "POST" if is_post else "GET"
+            response = self.routes.refuse(request.path, error, status=405)
+            response.headers["Allow"] = ", ".join(sorted(routes))
             return response
-        if path == CHAT_PATH:
-            return await self._completions.answer(request, await read_object(request, self._limits), peer)
-        if is_post:
-            members = await read_object(request, self._limits, may_be_empty=True)
-            return await self._lines.answer(request, path.removeprefix(EQP_PREFIX), members, peer)
-        if path == MODELS_PATH:
-            return self._models()
-        found = self._operations.answer(PROBES[path], peer, cancel_id=lambda _: 0)
-        return json_response(found, status=200 if found.get("ok", True) else 500)
+        return await route.answer(request, rest, peer)
 
-    def _models(self) -> web.Response:
-        model = {"id": self._inference.model_name, "object": "model", "created": self._created, "owned_by": "edgeqwen"}
-        return json_response({"object": "list", "data": [model]})
+    def _probe(self, operation: Operation) -> Answer:
+        async def answer(_request: web.BaseRequest, _: str, peer: Peer) -> web.StreamResponse:
+            found = self._operations.answer(operation, peer, cancel_id=lambda _: 0)
+            return json_response(found, status=200 if found.get("ok", True) else CODES["engine"].http_status)
 
-
-def _refusal(request: web.BaseRequest, error: EdgeqwenError) -> web.Response:
-    """In the form that the path's clients read."""
-    return refusal(error) if request.path.startswith(EQP_PREFIX) else error_response(error)
+        return answer

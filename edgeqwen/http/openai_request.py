@@ -6,7 +6,7 @@ that changes nothing is accepted. `null` is "not given". The model's name is not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,24 +17,30 @@ from edgeqwen.errors import BadRequest
 from edgeqwen.protocol.messages import TURN_EXTRAS, GenerationOptions, Message, convert
 
 NO_EFFECT: Final = frozenset({
-    "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
-    "service_tier", "store", "user",
+    "cache_prompt", "keep_alive", "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user",
 })  # fmt: skip
 """Accepted whatever they hold."""
 
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("auto",),
     "modalities": (["text"],),
-    "function_call": ("auto",),
+    "function_call": ("auto", "none"),
     "functions": ([],),
+    "verbosity": ("medium",),
 }
 """Accepted with one of these values, which say what happens anyway."""
 
-UNSUPPORTED: Final = frozenset({
-    "audio", "prediction", "reasoning_effort", "thinking_budget", "verbosity", "web_search_options",
-    *NEUTRAL,
-})  # fmt: skip
+UNSUPPORTED: Final = frozenset({"audio", "moderation", "web_search_options", *NEUTRAL})
+
+EFFORTS: Final[Mapping[str, bool]] = {
+    "none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True, "max": True,
+}  # fmt: skip
+"""`reasoning_effort` says whether to think; how much is `thinking_budget`'s to say."""
+
+NAMES: Final[Mapping[str, str]] = {
+    "think": "enable_thinking", "think_budget": "thinking_budget", "template_kwargs": "chat_template_kwargs",
+}  # fmt: skip
+"""The engine's name of a field: its name here."""
 
 TEMPLATE_OWN: Final = frozenset({"messages", "tools", "add_generation_prompt"})
 
@@ -53,6 +59,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     content: str | list[Part] | None = None
     name: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     refusal: None = None
@@ -75,9 +82,14 @@ class ChatBody(GenerationOptions, frozen=True, kw_only=True):
     model: str | None = None
     max_completion_tokens: int | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    reasoning_effort: str | None = None
     return_reasoning: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
     conversation_id: str | None = None
@@ -100,8 +112,6 @@ class ChatRequest:
 def read_chat(members: Mapping[str, Any]) -> ChatRequest:
     """Raises `BadRequest` with the field at fault."""
     given = {name: value for name, value in members.items() if value is not None and name not in NO_EFFECT}
-    if given.get("tool_choice") == "none" and not given.get("tools"):
-        del given["tool_choice"]
     for name in sorted(UNSUPPORTED & given.keys()):
         if given[name] not in NEUTRAL.get(name, ()):
             raise BadRequest(f"{name} is not supported", field=name)
@@ -120,24 +130,44 @@ def read_chat(members: Mapping[str, Any]) -> ChatRequest:
 
 
 def _generation_input(body: ChatBody) -> GenerationInput:
-    think, template_kwargs = _template_kwargs(body)
+    think, template_kwargs = read_template_kwargs(body.chat_template_kwargs, body.enable_thinking)
     members = body.to_input()
     if body.max_completion_tokens is not None:
         members["max_tokens"] = body.max_completion_tokens
     return GenerationInput(
-        messages=tuple(_message(turn, index).to_template(index) for index, turn in enumerate(body.messages)),
+        messages=read_turns(body.messages),
         tools=tuple(body.tools or ()),
+        tool_choice=body.tool_choice if body.tools or body.tool_choice not in ("none", "auto") else None,
+        parallel_tool_calls=body.parallel_tool_calls if body.tools else None,
+        response_format=body.response_format,
         template_kwargs=template_kwargs,
-        think=think,
+        think=_effort(body) if think is None else think,
+        think_budget=body.thinking_budget,
         **members,
     )
 
 
+def _effort(body: ChatBody) -> bool | None:
+    if body.reasoning_effort is None:
+        return None
+    if body.reasoning_effort not in EFFORTS:
+        raise BadRequest(f"reasoning_effort must be one of {', '.join(EFFORTS)}", field="reasoning_effort")
+    return EFFORTS[body.reasoning_effort]
+
+
+def read_turns(turns: Sequence[Turn]) -> tuple[Mapping[str, Any], ...]:
+    """The messages as the engine takes them. Raises `BadRequest`."""
+    return tuple(_message(turn, index).to_template(index) for index, turn in enumerate(turns))
+
+
 def _message(turn: Turn, index: int) -> Message:
+    members = {name: getattr(turn, name) for name in TURN_EXTRAS}
+    if turn.reasoning_content is None:
+        members["reasoning_content"] = turn.reasoning
     return Message(
         role="system" if turn.role == "developer" else turn.role,
         content=_text(turn.content, f"messages[{index}].content"),
-        **{name: getattr(turn, name) for name in TURN_EXTRAS},
+        **members,
     )
 
 
@@ -151,9 +181,11 @@ def _text(content: str | list[Part] | None, path: str) -> str | None:
     return "".join(part.text or "" for part in content)
 
 
-def _template_kwargs(body: ChatBody) -> tuple[bool | None, dict[str, Any]]:
+def read_template_kwargs(
+    kwargs: Mapping[str, Any] | None, enable_thinking: bool | None
+) -> tuple[bool | None, dict[str, Any]]:
     """Whether to think, and the other values for the template: scalars, and none that would replace the prompt."""
-    values = dict(body.chat_template_kwargs or {})
+    values = dict(kwargs or {})
     for name, value in values.items():
         field = f"chat_template_kwargs.{name}"[:80]
         if name in TEMPLATE_OWN:
@@ -164,4 +196,4 @@ def _template_kwargs(body: ChatBody) -> tuple[bool | None, dict[str, Any]]:
     if think is not None and not isinstance(think, bool):
         field = "chat_template_kwargs.enable_thinking"
         raise BadRequest(f"{field} must be true or false", field=field)
-    return (think if body.enable_thinking is None else body.enable_thinking), values
+    return (think if enable_thinking is None else enable_thinking), values

@@ -9,8 +9,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from edgeqwen.errors import CODES, BadRequest, EdgeqwenError
-from edgeqwen.http.replies import retry_headers
+from edgeqwen.http.replies import common_headers, retry_headers
+from edgeqwen.http.requests import read_object
 from edgeqwen.http.seam import Operations
+from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import Generation, RequestId, read_envelope, read_id, read_operation
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
@@ -50,13 +52,13 @@ class FrameQueue:
 class LineOperations:
     """Serves the routes below `/eqp/`."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: Operations, limits: WireLimits) -> None:
         self._operations = operations
+        self._limits = limits
 
-    async def answer(
-        self, request: web.BaseRequest, op: str, members: Mapping[str, Any], peer: Peer
-    ) -> web.StreamResponse:
-        """The response; its status is that of the first frame."""
+    async def answer(self, request: web.BaseRequest, op: str, peer: Peer) -> web.StreamResponse:
+        """The response; its status is that of the first frame. Raises `EdgeqwenError` for a body that is no object."""
+        members = await read_object(request, self._limits, may_be_empty=True)
         request_id: RequestId | None = None
         try:
             request_id = read_id(members)
@@ -68,7 +70,7 @@ class LineOperations:
                 return await self._generate(request, message, request_id, peer)
             return _whole(await self._answer(message, peer), request_id)
         except EdgeqwenError as exc:
-            return refusal(exc, request_id)
+            return refusal(exc, request_id=request_id)
 
     async def _answer(self, message: Operation, peer: Peer) -> dict[str, Any]:
         if isinstance(message, LaterOperation):
@@ -84,7 +86,7 @@ class LineOperations:
         try:
             data = await queue.take()
             error = queue.error
-            response = web.StreamResponse(headers={"Content-Type": LINES_TYPE})
+            response = web.StreamResponse(headers={"Content-Type": LINES_TYPE, **common_headers(request)})
             if error is not None:
                 response.set_status(CODES[error["code"]].http_status)
                 response.headers.update(retry_headers(error.get("retry_ms")))
@@ -104,10 +106,10 @@ def _no_such_id(_: RequestId) -> int:
     raise BadRequest("over HTTP a request is cancelled by its rid", field="target")
 
 
-def refusal(error: EdgeqwenError, request_id: RequestId | None = None) -> web.Response:
+def refusal(error: EdgeqwenError, status: int | None = None, *, request_id: RequestId | None = None) -> web.Response:
     """The response to a request that is answered with an error alone."""
     response = _whole(error_members(error), request_id)
-    response.set_status(CODES[error.code].http_status)
+    response.set_status(CODES[error.code].http_status if status is None else status)
     response.headers.update(retry_headers(error.retry_ms))
     return response
 

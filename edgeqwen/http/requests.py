@@ -1,10 +1,9 @@
-"""What a request must satisfy before its content counts: where it comes from, and a body of bounded size and time."""
+"""What a request must satisfy before its content counts: a body of bounded size, in time."""
 
 from __future__ import annotations
 
 import asyncio
-import re
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
@@ -12,22 +11,6 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.session import HttpHandler
 from edgeqwen.protocol.frames import decode_object
 from edgeqwen.protocol.limits import WireLimits
-
-_LOOPBACK_ORIGIN: Final = re.compile(r"http://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?")
-
-
-def check_source(request: web.BaseRequest) -> None:
-    """Refuse what a page of another site made a browser send. Raises `forbidden`.
-
-    Programs send neither header; Node sends other `Sec-Fetch-*` headers, which say nothing.
-    """
-    if request.headers.get("Sec-Fetch-Site") in {"cross-site", "same-site"}:
-        raise EdgeqwenError("requests from other sites are refused", code="forbidden", field="Sec-Fetch-Site")
-    origin = request.headers.get("Origin")
-    if origin is None:
-        return
-    if origin != f"http://{request.headers.get('Host')}" or not _LOOPBACK_ORIGIN.fullmatch(origin):
-        raise EdgeqwenError("requests from this origin are refused", code="forbidden", field="Origin")
 
 
 async def read_body(request: web.BaseRequest, limits: WireLimits) -> bytes:

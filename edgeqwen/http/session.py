@@ -81,7 +81,7 @@ class HttpHandler(RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun and cannot become an error")
         text = "internal error" if status >= 500 else "the HTTP request is malformed"
-        response = error_response(EdgeqwenError(text, code="engine" if status >= 500 else "bad_request"), status=status)
+        response = error_response(EdgeqwenError(text, code="engine" if status >= 500 else "bad_request"), status)
         response.force_close()
         return response
 

@@ -9,13 +9,16 @@ MIN_FRAME_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireLimits:
-    """Sizes in bytes, times in seconds. `frame_bytes` bounds a streamed frame, `reply_bytes` an answer in one piece."""
+    """Sizes in bytes, times in seconds. `frame_bytes` bounds a streamed frame, `reply_bytes` an answer in one piece,
+    `http_reply_bytes` about one in another format, whose log-probabilities take far more.
+    """
 
     line_bytes: int = 1 << 20
     nesting: int = 32
     frame_bytes: int = 32 << 10
     reply_bytes: int = 256 << 10
     inflight: int = 8
+    batch_items: int = 64
     connections: int = 128
     connections_per_uid: int = 64
     high_water_bytes: int = 64 << 10
@@ -29,6 +32,7 @@ class WireLimits:
     header_s: float = 5.0
     body_s: float = 30.0
     http_keepalive_s: float = 75.0
+    http_reply_bytes: int = 8 << 20
 
     def __post_init__(self) -> None:
         assert self.frame_bytes >= MIN_FRAME_BYTES, "a frame must hold its envelope and some text"

@@ -13,10 +13,14 @@ import struct
 from asyncio import BaseTransport
 from typing import Final
 
+from edgeqwen.http.access import NETWORK_OWNER
 from edgeqwen.protocol.peer import Peer
 
 NOBODY: Final = frozenset({65534, 0xFFFFFFFF})
 """The overflow uid (a user that this user namespace does not map) and -1: nobody in particular, so not served."""
+
+NETWORK_UID: Final = -1
+"""In place of a uid, where connections are counted by it."""
 
 _UCRED: Final = struct.Struct("iII")  # pid_t, uid_t, gid_t
 
@@ -28,6 +32,11 @@ def peer_of(transport: BaseTransport) -> Peer | None:
     if uid in NOBODY:
         return None
     return Peer(uid, str(uid), is_admin=uid in {0, os.geteuid()})
+
+
+def network_peer() -> Peer:
+    """A client of the network, before its key is known: never an admin, and all of them count as one user."""
+    return Peer(NETWORK_UID, NETWORK_OWNER, is_admin=False, is_remote=True)
 
 
 def is_hung_up(transport: BaseTransport) -> bool:

@@ -1,0 +1,27 @@
+"""A response that comes as server-sent events (HTML standard, 9.2), each of one `data` line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from edgeqwen.http.replies import common_headers
+
+EVENT_STREAM: Final = "text/event-stream"
+
+
+async def open_event_stream(request: web.BaseRequest) -> web.StreamResponse:
+    """The response, its headers sent; `Cache-Control` keeps proxies from collecting the events."""
+    headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", **common_headers(request)}
+    response = web.StreamResponse(headers=headers)
+    await response.prepare(request)
+    return response
+
+
+def event(members: Mapping[str, Any], name: str | None = None) -> bytes:
+    """One event; JSON holds no line break, so its data is one line."""
+    head = b"" if name is None else b"event: " + name.encode("ascii") + b"\n"
+    return head + b"data: " + msgspec.json.encode(members) + b"\n\n"
