@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from edgeqwen.core.constraint import Constraint
+from edgeqwen.core.model import Pooling
 from edgeqwen.errors import EdgeqwenError
 
 FinishReason: TypeAlias = Literal["stop", "length", "cancelled", "deadline", "tool_calls"]
 Channel: TypeAlias = Literal["content", "reasoning"]
-Pooling: TypeAlias = Literal["last", "mean"]
-"""Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
 
 GREEDY_BELOW = 1e-5
 
@@ -44,13 +43,15 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Thinking:
     """How a model thinks: the ids of the markers around a thought. With a `budget`, a thought of so many tokens is
-    closed by `closing`, the ids of what a model writes there itself (the closing marker is one of them).
+    closed by `closing`, the ids of what a model writes there itself (the closing marker is one of them). `may_open`: an
+    answer that must look like something may begin with a thought.
     """
 
     opening: int
     closing_marker: int
     closing: tuple[int, ...]
     budget: int | None = None
+    may_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Request:
     A request of 0 `max_tokens` is one of the engine's own, to have its prompt computed.
 
     `constraint` is what the answer, its thought left out, must look like. `thinking` is None for a model that has no
-    markers. `finds_calls`: calls of tools in the answer are told from its text.
+    markers. `finds_calls`: calls of tools in the answer are told from its text; `is_single_call`: the first ends it.
 
     With `pooling` nothing is generated: `texts` (not empty, none of them empty) are to be made into vectors, choice i
     is text i, there is no prompt, and `max_tokens` is 0. What was computed for a text is neither looked for nor kept: a
@@ -90,6 +91,7 @@ class Request:
     constraint: Constraint | None = None
     thinking: Thinking | None = None
     finds_calls: bool = False
+    is_single_call: bool = False
     pooling: Pooling | None = None
     texts: tuple[tuple[int, ...], ...] = ()
     deadline_at: float = float("inf")
