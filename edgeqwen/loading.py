@@ -125,6 +125,7 @@ def _open_package_model(options: DaemonOptions) -> Model:
         template=_template(package.read_template()),
         generation_defaults=package.generation_config,
         eos_token_ids=package.eos_token_ids,
+        pooling=manifest.pooling,
     )
 
     def runtime_factory(progress: Callable[[float], None]) -> Runtime:

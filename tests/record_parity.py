@@ -2,6 +2,7 @@
 
 python -m tests.record_parity parity               -> tests/data/parity.npz
 python -m tests.record_parity long                 -> tests/data/parity_long.npz
+python -m tests.record_parity hidden               -> tests/data/parity_hidden.npz
 python -m tests.record_parity greedy FILE.gguf     -> tests/data/smollm2_greedy.json
 """
 
@@ -60,6 +61,29 @@ def reference_logits(folder: Path, ids: list[int]) -> NDArray[np.float32]:
     return logits
 
 
+def reference_hidden(folder: Path, ids: list[int]) -> NDArray[np.float32]:
+    """Hidden states `[tokens, hidden]` behind the final norm, by transformers in float32."""
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        hidden: NDArray[np.float32] = model(torch.tensor([ids])).last_hidden_state[0].numpy()
+    return hidden
+
+
+def record_hidden() -> None:
+    """States at `POSITIONS`, then the mean of all."""
+    arrays: dict[str, NDArray[np.float32]] = {}
+    for name, (family, options) in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            spec = write_safetensors_model(Path(folder), family=family, **options)
+            hidden = reference_hidden(Path(folder), case_ids(spec.vocab_size))
+        mean = hidden.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
+        arrays[name] = np.concatenate([hidden[list(POSITIONS)], mean])
+    np.savez_compressed(DATA / "parity_hidden.npz", allow_pickle=False, **arrays)
+
+
 def record_parity() -> None:
     arrays: dict[str, NDArray[np.float32]] = {}
     for name, (family, options) in CASES.items():
@@ -110,5 +134,7 @@ if __name__ == "__main__":
         record_parity()
     elif sys.argv[1] == "long":
         record_long()
+    elif sys.argv[1] == "hidden":
+        record_hidden()
     else:
         record_greedy(Path(sys.argv[2]))

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array, expected_tensors
+from edgeqwen.convert.checkpoint import (
+    EMBEDDING,
+    HIDDEN_TURN,
+    OUTPUT,
+    OUTPUT_TURN,
+    Checkpoint,
+    Float32Array,
+    expected_tensors,
+)
 from edgeqwen.convert.forward import embed
 from edgeqwen.convert.rotation import RotatedCheckpoint, orthogonal
 from edgeqwen.convert.sources import open_checkpoint
@@ -46,6 +54,7 @@ def test_logits_stay_the_same(tmp_path: Path, family: Family, *, tie: bool) -> N
     assert rotated.spec == plain.spec
     shapes = {name: info.shape for name, info in rotated.tensors.items()}
     assert (shapes.pop(OUTPUT_TURN, None) is not None) == tie
+    assert shapes.pop(HIDDEN_TURN) == (rotated.spec.hidden_size,) * 2
     assert shapes == expected_tensors(rotated.spec)
 
 

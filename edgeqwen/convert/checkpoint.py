@@ -86,6 +86,9 @@ FINAL_NORM = "model.norm.weight"
 OUTPUT_TURN = "model.norm.turn.weight"
 """`[hidden, hidden]`, times what leaves the final norm; only a rotated checkpoint has it."""
 
+HIDDEN_TURN = "model.norm.hidden_turn.weight"
+"""`[hidden, hidden]`, times what leaves a rotated checkpoint's final norm is what leaves the model's own."""
+
 StepName: TypeAlias = Literal["qkv", "o", "gate_up", "down"]
 
 STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {

@@ -197,7 +197,7 @@ def _write_graphs(
             heads = Heads(builder, checkpoint, linears)
             attention: Attention
             attention = GroupedAttention(heads, scales) if integer is None else Int8Attention(heads, integer)
-            DecoderGraph(builder, checkpoint, linears, attention=attention).build()
+            DecoderGraph(builder, checkpoint, linears, attention=attention, hidden_turn=stored.hidden_turn).build()
             builder.save(folder / graph_file(stage, "int8" if scales else "fp32"))
 
 

@@ -19,7 +19,7 @@ scale, so it is never multiplied in.
 `past.*` and `present.*` are one buffer: `TensorScatter` writes into it. Batch is 1. The other inputs:
 
     input_ids      int64 [1, S]        start          int64 [1]   tokens in the cache
-    logit_rows     int64 [R]
+    logit_rows     int64 [R]           hidden_rows    int64 [H]
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ transpose. Root mean square norms commute with R once their gains are folded int
     o of that head's queries          W -> W S
 
 Where embedding and output matrix are one tensor, that can take no gains; they stand in a small matrix before it,
-R^T G R, that what leaves the final norm is multiplied with.
+R^T G R, that what leaves the final norm is multiplied with. Whoever wants hidden states as the model's own multiplies
+what leaves the final norm with G R.
 
 R is a Hadamard matrix, whose entries are all of one size and so spread best, times random signs. Sizes that are no
 power of two are a power of two times an odd number; for the odd part the discrete Hartley transform does, which is real
@@ -28,6 +29,7 @@ import numpy as np
 from edgeqwen.convert.checkpoint import (
     EMBEDDING,
     FINAL_NORM,
+    HIDDEN_TURN,
     OUTPUT,
     OUTPUT_TURN,
     BlockTensor,
@@ -65,6 +67,7 @@ class RotatedCheckpoint:
         self._tensors = dict(inner.tensors)
         if spec.tie_embeddings:
             self._tensors[OUTPUT_TURN] = TensorInfo((spec.hidden_size, spec.hidden_size), "F32")
+        self._tensors[HIDDEN_TURN] = TensorInfo((spec.hidden_size, spec.hidden_size), "F32")
 
     @property
     def spec(self) -> ModelSpec:
@@ -90,6 +93,8 @@ class RotatedCheckpoint:
             return self._reading(OUTPUT, FINAL_NORM, start, stop)
         if name == OUTPUT_TURN:
             return np.asarray((self._residual.T[start:stop] * self._inner.read(FINAL_NORM)) @ self._residual)
+        if name == HIDDEN_TURN:
+            return np.asarray(self._inner.read(FINAL_NORM)[start:stop, None] * self._residual[start:stop])
         if name == FINAL_NORM or name.endswith("layernorm.weight"):
             return np.ones(stop - start, np.float32)
         return self._read_layer(name, start, stop)

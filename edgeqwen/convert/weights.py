@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from edgeqwen.convert.block_writer import Bits, BlockWriter, StoredBlocks
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import EMBEDDING, HIDDEN_TURN, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array
 from edgeqwen.convert.quantize import (
     BlockWeights,
     Form,
@@ -54,7 +54,8 @@ class StoredWeights:
     """What the store holds. `blocks` and `rows` are by tensor name.
 
     `output_turn` is what the final norm's rows are multiplied with before the output matrix (of a rotated model whose
-    matrices are tied). `coarse_output` is there for a large vocabulary, and then the `fine_rows` best rows by it are to
+    matrices are tied). `hidden_turn` names what they are multiplied with to be the model's own hidden states (of a
+    rotated model). `coarse_output` is there for a large vocabulary, and then the `fine_rows` best rows by it are to
     be computed again.
     """
 
@@ -63,6 +64,7 @@ class StoredWeights:
     blocks: dict[str, StoredBlocks] = field(default_factory=dict)
     rows: dict[str, StoredRows] = field(default_factory=dict)
     output_turn: StoredBlocks | None = None
+    hidden_turn: str | None = None
     coarse_output: StoredBlocks | None = None
     fine_rows: int = 0
 
@@ -90,6 +92,9 @@ class WeightWriter:
                 self._write_plain(tensor)
         if is_quantized and OUTPUT_TURN in self._checkpoint.tensors:
             self.stored.output_turn = self._write_streamed(OUTPUT_TURN, bits=8, preferred=MATRIX_BLOCK)
+        if HIDDEN_TURN in self._checkpoint.tensors:
+            self.stored.hidden_turn = HIDDEN_TURN
+            self._write_plain(HIDDEN_TURN)
 
     @property
     def has_coarse_output(self) -> bool:

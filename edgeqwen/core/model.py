@@ -9,6 +9,9 @@ import msgspec
 Family = Literal["qwen3", "qwen2", "llama"]
 Quant = Literal["fp32", "int8", "int4", "hybrid"]
 KVType = Literal["fp32", "int8"]
+Pooling = Literal["last", "mean"]
+"""Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
+
 KV_KINDS = ("key", "value")
 """The two tensors that a layer keeps of a token, in the order of their names `past.LAYER.KIND`."""
 
@@ -78,7 +81,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `kv_types` are the types of cache that the package has graphs for, the default first. `digests` maps each file of
     the package to `sha256:<hex>`, sizes stand in `sizes` (bytes). `notes` says in words what was filled in or changed
-    at import (a missing template, re-quantised tensors).
+    at import (a missing template, re-quantised tensors). `pooling` is how an embedding model makes its vectors, None
+    for a model of another kind.
     """
 
     name: str
@@ -92,4 +96,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digests: dict[str, str]
     kv_types: tuple[KVType, ...] = ("fp32",)
     notes: tuple[str, ...] = ()
+    pooling: Pooling | None = None
     format_version: int = FORMAT_VERSION

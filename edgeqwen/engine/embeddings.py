@@ -16,7 +16,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.core.request import PRIORITIES, Done, Event, Failed, FinishReason, Pooling, Request, SamplingParams, Usage
+from edgeqwen.core.model import Pooling
+from edgeqwen.core.request import PRIORITIES, Done, Event, Failed, FinishReason, Request, SamplingParams, Usage
 from edgeqwen.core.step import Hidden
 from edgeqwen.engine.checks import boolean, integer
 from edgeqwen.engine.live import LiveRequest

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.core.request import Pooling
+from edgeqwen.core.model import Pooling
 from edgeqwen.core.step import Hidden
 from edgeqwen.errors import RuntimeFailed
 

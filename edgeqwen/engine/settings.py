@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgeqwen.core.request import Pooling
+from edgeqwen.core.model import Pooling
 from edgeqwen.text import ChatTemplate, Tokenizer
 
 

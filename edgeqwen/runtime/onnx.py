@@ -46,6 +46,9 @@ BIT_STABLE: Final = frozenset({"fp32", "int8"})
 """Quants whose logits are the same bits in any batch; the others do not pay for padding."""
 
 
+_NO_HIDDEN: Final = np.empty((0, 0), np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class OnnxOptions:
     """`capacity` is the tokens that a slot holds (the context). `num_threads` compute a step, `num_prefill_threads` one
@@ -97,6 +100,7 @@ class OnnxRuntime:
         self._cache = cache
         self.kv_type: KVType = "int8" if cache.shape.dtype is np.int8 else "fp32"
         self._logits = np.empty((0, manifest.spec.vocab_size), np.float32)
+        hidden_size = min(graph.hidden_size for graph in self._graphs)
         self._spec = RuntimeSpec(
             num_slots=options.num_slots,
             capacity=options.capacity,
@@ -105,6 +109,7 @@ class OnnxRuntime:
             kv_bytes_per_token=cache.bytes_per_token,
             max_chunk=min(MAX_CHUNK, options.capacity),
             kv_fingerprint=kv_fingerprint(manifest, self.kv_type),
+            hidden_size=hidden_size,
         )
 
     @classmethod
@@ -153,17 +158,21 @@ class OnnxRuntime:
             if max(chunk.ids) >= self._spec.vocab_size or min(chunk.ids) < 0:  # the embedding reads without a check
                 raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
         logits = self._logits_buffer(sum(chunk.num_logits for chunk in chunks))
+        hidden = np.empty((sum(chunk.num_hidden for chunk in chunks), self._spec.hidden_size), np.float32)
+        assert hidden.size or not len(hidden), "this package gives no hidden states"
         counts = [len(chunk.ids) for chunk in chunks]
         num_rows = min(counts) if self._is_one_by_one else sum(counts)
         graph = self._prefill if num_rows >= self._prefill_rows else self._decode
         with self._pauses.work():
-            graph.run(chunks, logits)
+            graph.run(chunks, logits, hidden)
             if graph.is_worn:
                 self._pauses.expect()
         for chunk in chunks:
             self._cache.lengths[chunk.slot] = chunk.stop
-        bounds = np.cumsum([chunk.num_logits for chunk in chunks])[:-1]
-        return StepResult(tuple(np.split(logits, bounds)))
+        parts = tuple(np.split(logits, np.cumsum([chunk.num_logits for chunk in chunks])[:-1]))
+        if not len(hidden):
+            return StepResult(parts)
+        return StepResult(parts, tuple(np.split(hidden, np.cumsum([chunk.num_hidden for chunk in chunks])[:-1])))
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         return self._cache.read(slot, start, stop)
@@ -213,7 +222,7 @@ class OnnxRuntime:
     def _time_step(self, stage: Stage, chunk: Chunk) -> float:
         graph = self._decode if stage == "decode" else self._prefill
         began_at = time.perf_counter()
-        graph.run((chunk,), self._logits_buffer(chunk.num_logits))
+        graph.run((chunk,), self._logits_buffer(chunk.num_logits), _NO_HIDDEN)
         return time.perf_counter() - began_at
 
     def _warm_up(self) -> None:

@@ -92,11 +92,19 @@ def first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0][:MESSAGE_LEN]
 
 
+def hidden_size(session: ort.InferenceSession) -> int:
+    """Length of the hidden states that the graph gives; 0 if it gives none."""
+    shape = next((arg.shape for arg in session.get_outputs() if arg.name == "hidden"), [0])
+    return shape[-1] if isinstance(shape[-1], int) else 0
+
+
 def has_shape(session: ort.InferenceSession, spec: ModelSpec) -> bool:
     """Whether the graph is one of `spec`: memory is handed to it by address, so what the two say must agree."""
     past = {arg.name: arg.shape for arg in session.get_inputs() if arg.name.startswith("past.")}
     logits = next((arg.shape for arg in session.get_outputs() if arg.name == "logits"), [None])
     if len(past) != len(KV_KINDS) * spec.num_layers or logits[-1] != spec.vocab_size:
+        return False
+    if hidden_size(session) not in (0, spec.hidden_size):
         return False
     names = (f"past.{layer}.{kind}" for layer in range(spec.num_layers) for kind in KV_KINDS)
     return all(past.get(name, [])[1::2] == [spec.num_kv_heads, spec.head_dim] for name in names)

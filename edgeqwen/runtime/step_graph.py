@@ -27,10 +27,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from edgeqwen.core.step import Chunk, Logits
+from edgeqwen.core.step import Chunk, Hidden, Logits
 from edgeqwen.errors import RuntimeFailed
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.session import first_line, shrinking_run
+from edgeqwen.runtime.session import first_line, hidden_size, shrinking_run
 
 KEPT_SHAPES: Final = 64
 LIGHT_ROWS: Final = 16
@@ -40,7 +40,8 @@ SCORES_AT_ONCE: Final = 1 << 20  # query rows times keys of one run: 64 MB of sc
 
 
 class StepGraph(Protocol):
-    """Computes chunks (ascending slots) and writes their logits, chunk by chunk, into `logits` `[rows, vocabulary]`.
+    """Computes chunks (ascending slots) and writes their logits, chunk by chunk, into `logits` `[rows, vocabulary]`,
+    their hidden states into `hidden` `[rows, hidden_size]`; `hidden_size` 0: it has none.
 
     What a wide step needed in memory beside the cache stays with the session (`is_worn`) until `give_back`, which costs
     about a step of one row and leaves the cache alone.
@@ -49,7 +50,10 @@ class StepGraph(Protocol):
     @property
     def is_worn(self) -> bool: ...
 
-    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None: ...
+    @property
+    def hidden_size(self) -> int: ...
+
+    def run(self, chunks: Sequence[Chunk], logits: Logits, hidden: Hidden) -> None: ...
 
     def give_back(self) -> None: ...
 
@@ -69,10 +73,13 @@ class _Bindings:
         self._session = session
         self._cache = cache
         self._kept: OrderedDict[tuple[int, ...], _Prepared] = OrderedDict()
+        self.hidden_size = hidden_size(session)
         self.is_worn = False
 
     def prepare(self, first: int, num_slots: int, shapes: dict[str, tuple[tuple[int, ...], Any]]) -> _Prepared:
         """The binding of slots `[first, first + num_slots)` with inputs of these (shape, type)."""
+        if not self.hidden_size:
+            del shapes["hidden_rows"]
         key = (first, num_slots, *(size for shape, _ in shapes.values() for size in shape))
         prepared = self._kept.pop(key, None)
         if prepared is None:
@@ -88,14 +95,18 @@ class _Bindings:
         cache.bind(io, first, num_slots)
         for name, array in inputs.items():
             io.bind_cpu_input(name, array)
+        if self.hidden_size and not inputs["hidden_rows"].size:  # most steps; those that want some bind their own
+            io.bind_output("hidden", "cpu", 0, np.float32, (0, self.hidden_size), _NOWHERE.ctypes.data)
         return _Prepared(io, inputs)
 
-    def run(self, prepared: _Prepared, logits: Logits) -> None:
-        """Run a step; its logits go straight into `logits`."""
+    def run(self, prepared: _Prepared, logits: Logits, hidden: Hidden) -> None:
+        """Run a step; its logits go straight into `logits`, its hidden states into `hidden`."""
         self.is_worn = self.is_worn or len(logits) > 1 or prepared.inputs["input_ids"].size > LIGHT_ROWS
         address = logits.ctypes.data if len(logits) else _NOWHERE.ctypes.data
         with _failures():
             prepared.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, address)
+            if len(hidden):
+                prepared.io.bind_output("hidden", "cpu", 0, np.float32, hidden.shape, hidden.ctypes.data)
             self._session.run_with_iobinding(prepared.io)
 
     def shrink(self, **inputs: NDArray[Any]) -> None:
@@ -103,6 +114,8 @@ class _Bindings:
         ask for no logits.
         """
         cache = self._cache.of_capacity(1)
+        if self.hidden_size:
+            inputs["hidden_rows"] = np.zeros(0, np.int64)
         prepared = self._bind(cache, 0, 1, inputs)
         with _failures():
             prepared.io.bind_output("logits")
@@ -150,15 +163,20 @@ class BatchGraph:
             logit_rows=np.zeros(0, np.int64),
         )
 
-    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
+    @property
+    def hidden_size(self) -> int:
+        return self._bindings.hidden_size
+
+    def run(self, chunks: Sequence[Chunk], logits: Logits, hidden: Hidden) -> None:
         last_start = self._capacity - max(self._padded_len(chunk) for chunk in chunks)
-        place = 0
+        place, hidden_place = 0, 0
         for part in _parts(chunks, last_start):
             stop = place + sum(chunk.num_logits for chunk in part)
-            self._run(part, logits[place:stop])
-            place = stop
+            hidden_stop = hidden_place + sum(chunk.num_hidden for chunk in part)
+            self._run(part, logits[place:stop], hidden[hidden_place:hidden_stop])
+            place, hidden_place = stop, hidden_stop
 
-    def _run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
+    def _run(self, chunks: Sequence[Chunk], logits: Logits, hidden: Hidden) -> None:
         first = chunks[0].slot
         num_rows = chunks[-1].slot - first + 1
         width = max(self._padded_len(chunk) for chunk in chunks)
@@ -168,10 +186,13 @@ class BatchGraph:
             "query_seqlens": ((num_rows,), np.int32),
             "total_len": ((), np.int32),
             "logit_rows": ((len(logits),), np.int64),
+            "hidden_rows": ((len(hidden),), np.int64),
         }
         prepared = self._bindings.prepare(first, num_rows, shapes)
         self._fill(prepared.inputs, chunks, first=first, width=width)
-        self._bindings.run(prepared, logits)
+        if len(hidden):
+            prepared.inputs["hidden_rows"][:] = self._hidden_rows(chunks, first=first, width=width)
+        self._bindings.run(prepared, logits, hidden)
 
     def _fill(self, inputs: dict[str, NDArray[Any]], chunks: Sequence[Chunk], *, first: int, width: int) -> None:
         ids, ends, new, wanted = (inputs[name] for name in ("input_ids", "seqlens_k", "query_seqlens", "logit_rows"))
@@ -192,6 +213,10 @@ class BatchGraph:
                 wanted[place : place + chunk.num_logits] = range(stop - chunk.num_logits, stop)
                 place += chunk.num_logits
         inputs["total_len"][...] = longest
+
+    def _hidden_rows(self, chunks: Sequence[Chunk], *, first: int, width: int) -> list[int]:
+        stops = [(chunk.slot - first) * width + len(chunk.ids) for chunk in chunks]
+        return [row for stop, chunk in zip(stops, chunks, strict=True) for row in range(stop - chunk.num_hidden, stop)]
 
     def _padded_len(self, chunk: Chunk) -> int:
         """Tokens of a chunk, with the dummy at its end if it gets one."""
@@ -223,35 +248,42 @@ class ChunkGraph:
         ids, start, wanted = (np.zeros(shape, np.int64) for shape in ((1, 1), 1, 0))
         self._bindings.shrink(input_ids=ids, start=start, logit_rows=wanted)
 
-    def run(self, chunks: Sequence[Chunk], logits: Logits) -> None:
-        place = 0
-        for chunk in chunks:
-            rows = logits[place : place + chunk.num_logits]
-            done = 0
-            for piece in _pieces(chunk):
-                self._run(piece, rows[done : done + piece.num_logits])
-                done += piece.num_logits
-            place += chunk.num_logits
+    @property
+    def hidden_size(self) -> int:
+        return self._bindings.hidden_size
 
-    def _run(self, chunk: Chunk, logits: Logits) -> None:
+    def run(self, chunks: Sequence[Chunk], logits: Logits, hidden: Hidden) -> None:
+        place, hidden_place = 0, 0
+        for piece in (piece for chunk in chunks for piece in _pieces(chunk)):
+            stop, hidden_stop = place + piece.num_logits, hidden_place + piece.num_hidden
+            self._run(piece, logits[place:stop], hidden[hidden_place:hidden_stop])
+            place, hidden_place = stop, hidden_stop
+
+    def _run(self, chunk: Chunk, logits: Logits, hidden: Hidden) -> None:
         count = len(chunk.ids)
         shapes = {
             "input_ids": ((1, count), np.int64),
             "start": ((1,), np.int64),
             "logit_rows": ((chunk.num_logits,), np.int64),
+            "hidden_rows": ((chunk.num_hidden,), np.int64),
         }
         prepared = self._bindings.prepare(chunk.slot, 1, shapes)
         prepared.inputs["input_ids"][0] = chunk.ids
         prepared.inputs["start"][0] = chunk.start
         prepared.inputs["logit_rows"][:] = range(count - chunk.num_logits, count)
-        self._bindings.run(prepared, logits)
+        if chunk.num_hidden:
+            prepared.inputs["hidden_rows"][:] = range(count - chunk.num_hidden, count)
+        self._bindings.run(prepared, logits, hidden)
 
 
 def _pieces(chunk: Chunk) -> Iterator[Chunk]:
-    """The chunk cut so that rows times keys stay within `SCORES_AT_ONCE`; logits stay with the rows they belong to."""
+    """The chunk cut so that rows times keys stay within `SCORES_AT_ONCE`; logits and hidden states stay
+    with the rows they belong to.
+    """
     size = max(1, SCORES_AT_ONCE // chunk.stop)
-    first_wanted = len(chunk.ids) - chunk.num_logits
+    first_wanted, first_hidden = (len(chunk.ids) - wanted for wanted in (chunk.num_logits, chunk.num_hidden))
     for start in range(0, len(chunk.ids), size):
         ids = chunk.ids[start : start + size]
         stop = start + len(ids)
-        yield Chunk(chunk.slot, chunk.start + start, ids, max(0, stop - max(start, first_wanted)))
+        wanted = [max(0, stop - max(start, first)) for first in (first_wanted, first_hidden)]
+        yield Chunk(chunk.slot, chunk.start + start, ids, *wanted)
