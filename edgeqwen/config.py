@@ -92,6 +92,7 @@ class LimitsTable:
     connections: int = _key(128, least=2, most=65_536)
     connections_per_uid: int = _key(64, least=1, most=65_536)
     inflight: int = _key(8, least=1, most=1024)
+    batch_items: int = _key(64, least=1, most=65_536)
     queue: int = _key(128, least=1, most=65_536)
     per_uid: int = _key(64, least=1, most=65_536)
     default_max_tokens: int = _key(2048, least=1, most=1_048_576)

@@ -226,6 +226,7 @@ def wire_limits(config: Config) -> WireLimits:
     return WireLimits(
         line_bytes=limits.line_bytes,
         inflight=limits.inflight,
+        batch_items=limits.batch_items,
         connections=_allowed_connections(limits.connections),
         connections_per_uid=limits.connections_per_uid,
     )

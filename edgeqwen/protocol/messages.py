@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.protocol.batch_message import Batch
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.session_messages import SESSION_OPERATIONS
 
@@ -174,6 +175,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "detokenize": Detokenize,
     "chat": Chat,
     "generate": Generate,
+    "batch": Batch,
     **SESSION_OPERATIONS,
 }
 

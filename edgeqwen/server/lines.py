@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edgeqwen.errors import CODES, EdgeqwenError, RuntimeFailed
+from edgeqwen.protocol.batch_message import Batch
 from edgeqwen.protocol.frames import FrameDecoder, decode_object
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
@@ -27,9 +28,9 @@ from edgeqwen.protocol.messages import (
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
+from edgeqwen.server.batch import ItemWork, ListedBatch
 from edgeqwen.server.operations import Operations
 from edgeqwen.server.turns import Turn, Turns
-from edgeqwen.server.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ MAX_TURNS: Final = 64
 """Requests without an id that may wait; each holds a finished frame at most."""
 
 
+_GENERATING: Final = (Generation, Batch)
+"""What is worked on by the engine; the others are answered by other threads, or at once."""
+
+
 @dataclass(slots=True, eq=False)
 class _Call:
     """A request in flight."""
@@ -47,7 +52,7 @@ class _Call:
     request_id: RequestId | None
     message: Operation
     turn: Turn | None = None
-    work: Work | None = None
+    work: ItemWork | None = None
 
 
 class LineSession:
@@ -171,14 +176,13 @@ class LineSession:
     def _may_begin(self, message: Operation, request_id: RequestId | None) -> bool:
         if request_id is None and len(self._turns) >= MAX_TURNS:
             return False
-        if isinstance(message, Generation):
-            return self._num_calls(Generation) < self._limits.inflight
-        if isinstance(message, LaterOperation):
-            return self._num_calls(LaterOperation) < self._limits.inflight
+        for kinds in (_GENERATING, LaterOperation):
+            if isinstance(message, kinds):
+                return self._num_calls(kinds) < self._limits.inflight
         return True
 
-    def _num_calls(self, kind: type[Operation]) -> int:
-        return sum(isinstance(call.message, kind) for call in self._calls)
+    def _num_calls(self, kinds: type[Operation] | tuple[type[Operation], ...]) -> int:
+        return sum(isinstance(call.message, kinds) for call in self._calls)
 
     def _take_held(self) -> None:
         if self._held is None:
@@ -190,7 +194,7 @@ class LineSession:
 
     def _begin(self, envelope: Envelope, message: Operation) -> None:
         try:
-            if isinstance(message, Generation):
+            if isinstance(message, _GENERATING):
                 self._generate(envelope, message)
             elif isinstance(message, LaterOperation):
                 self._answer_later(envelope, message)
@@ -199,14 +203,18 @@ class LineSession:
         except EdgeqwenError as exc:
             self._reply(envelope.id, error_members(exc))
 
-    def _generate(self, envelope: Envelope, message: Generation) -> None:
+    def _generate(self, envelope: Envelope, message: Generation | Batch) -> None:
         call = _Call(envelope.id, message)
-        call.work = self._operations.start(
-            message,
-            self._peer,
-            emit=lambda members, done: self._send(call, members, done=done),
-            is_writable=self._is_writable,
-        )
+
+        def emit(members: Mapping[str, Any], done: bool) -> None:
+            self._send(call, members, done=done)
+
+        if isinstance(message, Batch):
+            call.work = ListedBatch(
+                message, self._operations, self._peer, self._limits, emit=emit, is_writable=self._is_writable
+            )
+        else:
+            call.work = self._operations.start(message, self._peer, emit=emit, is_writable=self._is_writable)
         self._add(call, call.work.start)
 
     def _answer_later(self, envelope: Envelope, message: LaterOperation) -> None:

@@ -132,13 +132,14 @@ class Operations:
         return {
             "proto": [PROTOCOL_VERSION],
             "server": f"edgeqwen/{edgeqwen.__version__}",
-            "features": ["http", "session"],
+            "features": ["batch", "http", "session"],
             "limits": {
                 "line": limits.line_bytes,
                 "frame": limits.frame_bytes,
                 "reply": limits.reply_bytes,
                 "nesting": limits.nesting,
                 "inflight": limits.inflight,
+                "batch": limits.batch_items,
                 "connections": limits.connections,
                 "connections_per_uid": limits.connections_per_uid,
                 "sessions": self._sessions.limits.per_owner,
