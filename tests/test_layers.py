@@ -21,6 +21,7 @@ LEVELS: dict[str, int] = {
     "cpu": 1,
     "text": 1,
     "kvcache": 1,
+    "constrain": 2,
     "protocol": 2,
     "sampling": 2,
     "scheduler": 2,

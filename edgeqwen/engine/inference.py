@@ -18,8 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
+from edgeqwen.constrain.form import Form
+from edgeqwen.core.constraint import Constraint
 from edgeqwen.core.request import Done, FinishReason, Started, Timings, Usage
 from edgeqwen.core.step import Runtime
+from edgeqwen.engine.answer_forms import AnswerForms
 from edgeqwen.engine.defaults import read_defaults
 from edgeqwen.engine.embeddings import (
     EmbeddingContext,
@@ -65,6 +68,15 @@ class Generation:
         self._inference.cancel(self.rid, owner=None)
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What was made of an input beside the event loop; `echo` is the prompt's text if that is wanted."""
+
+    prompt: Prompt
+    constraint: Constraint | None
+    echo: str
+
+
 class Inference:
     """Loads one model and generates with it.
 
@@ -98,6 +110,7 @@ class Inference:
         self._defaults = read_defaults(model.generation_defaults)
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
         self._text = TextThread(model)
+        self._forms = AnswerForms(model)
         self._thread = EngineThread()
         self._engine: Engine | None = None
         self._task: asyncio.Task[None] | None = None
@@ -197,18 +210,19 @@ class Inference:
         """
         arrived_at = self._clock()
         self._check_state(given)
-        self._check_input(given)
+        form = self._check_input(given)
         self._admission.add(owner)
         try:
             prompt = await self._text.prompt(given)
             echo = await self._text.prompt_text(given) if given.echo else ""
+            prepared = _Prepared(prompt, await self._forms.constraint(form), echo)
             is_late = not await self._is_loaded_in_time(given, arrived_at)
         finally:
             self._admission.remove(owner, has_started=False)
         if is_late:
             return self._expire(given, prompt, sink=sink, arrived_at=arrived_at)
         self._check_state(given)
-        return self._accept(given, prompt, owner=owner, sink=sink, arrived_at=arrived_at, echo=echo)
+        return self._accept(given, prepared, owner=owner, sink=sink, arrived_at=arrived_at)
 
     async def embed(self, given: EmbeddingInput, *, owner: str) -> Embeddings:
         """Vectors of texts. It is a request like any other, and cancelled with the task that waits here.
@@ -246,13 +260,14 @@ class Inference:
         """Numbers of an embedding; 0 until the model is loaded, and for one that makes none."""
         return 0 if self._engine is None else self._engine.spec.hidden_size
 
-    def _check_input(self, given: GenerationInput) -> None:
+    def _check_input(self, given: GenerationInput) -> Form | None:
         check_input(
             given,
             limits=self._limits,
             num_tokens=self._num_tokens,
             has_template=self._files.template is not None,
         )
+        return self._forms.read(given)
 
     def _check_state(self, given: GenerationInput | EmbeddingInput) -> None:
         if self.state != "loading" or given.wait is False:
@@ -291,24 +306,17 @@ class Inference:
         return f"r{next(self._rids):x}"
 
     def _accept(
-        self,
-        given: GenerationInput,
-        prompt: Prompt,
-        *,
-        owner: str,
-        sink: Sink,
-        arrived_at: float,
-        echo: str,
+        self, given: GenerationInput, prepared: _Prepared, *, owner: str, sink: Sink, arrived_at: float
     ) -> Generation:
         """Resolve, queue, and tell the sink: all of it at once, nothing of it if anything is wrong."""
         engine = self._engine
         assert engine is not None
-        resolved = self._resolve(given, prompt, owner=owner, arrived_at=arrived_at)
+        resolved = self._resolve(given, prepared, owner=owner, arrived_at=arrived_at)
         request = resolved.request
-        engine.accept(request, sink, echo=echo)
+        engine.accept(request, sink, echo=prepared.echo)
         return Generation(request.rid, request.prompt_ids, resolved.params, self)
 
-    def _resolve(self, given: GenerationInput, prompt: Prompt, *, owner: str, arrived_at: float) -> Resolved:
+    def _resolve(self, given: GenerationInput, prepared: _Prepared, *, owner: str, arrived_at: float) -> Resolved:
         at = ResolveContext(
             limits=self._limits,
             defaults=self._defaults,
@@ -318,8 +326,10 @@ class Inference:
             owner=owner,
             seed=self._seed_source() if given.seed is None else 0,
             arrived_at=arrived_at,
+            constraint=prepared.constraint,
+            thinking=self._forms.thinking(given, prepared.prompt),
         )
-        return resolve(given, prompt, at)
+        return resolve(given, prepared.prompt, at)
 
     def cancel(self, rid: str, *, owner: str | None) -> int:
         """End a request of `owner` (None: of anyone) with `cancelled`; 0 if there is none that still runs, else 1."""

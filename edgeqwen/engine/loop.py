@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -66,6 +67,7 @@ class StepLoop:
         self._fetch = fetch
         self._on_plan = on_plan
         self._clock = clock
+        self._masks = ThreadPoolExecutor(1, thread_name_prefix="masks")  # its thread begins with the first mask
         self._work = asyncio.Event()
         self._is_closing = False
         self.num_prefilled = 0
@@ -79,6 +81,7 @@ class StepLoop:
     def close(self) -> None:
         """Let `run` return once the step that runs is over."""
         self._is_closing = True
+        self._masks.shutdown(wait=False)
         self._work.set()
 
     async def run(self) -> None:
@@ -111,7 +114,7 @@ class StepLoop:
         for begun in plan.begun:
             self._records.note_begun(begun.rid, begun.num_cached, now)
         takers = [_Taker(self._records[rid] if rid else None, choice) for rid, choice in plan.sequences]
-        job = _Step(self._runtime, plan, takers, releases, self._clock)
+        job = _Step(self._runtime, plan, takers, releases, self._clock, self._prepare_masks(plan, takers))
         try:
             outcome = await self._thread.run(job)
         except EdgeqwenError as error:
@@ -123,6 +126,16 @@ class StepLoop:
             self._fail(plan, RuntimeFailed(f"the runtime failed in a step ({type(error).__name__})"))
         else:
             self._commit(plan, outcome)
+
+    def _prepare_masks(self, plan: StepPlan, takers: Sequence[_Taker]) -> list[Future[None]]:
+        """Begin with what is needed when the logits are there. From here, since a thread keeps to the processors of the
+        one that starts it, and the engine thread may be bound to one.
+        """
+        return [
+            self._masks.submit(taker.prepare)
+            for taker, chunk in zip(takers, plan.batch.chunks, strict=True)
+            if chunk.num_logits and taker.needs_preparation
+        ]
 
     def _fail(self, plan: StepPlan, error: EdgeqwenError) -> None:
         now = self._clock()
@@ -156,6 +169,16 @@ class _Taker:
         self._choice = choice
         self._sampler = None if live is None else live.sampler(choice)
 
+    @property
+    def needs_preparation(self) -> bool:
+        """Something can be worked out while the graph computes."""
+        return self._sampler is not None and self._sampler.needs_preparation
+
+    def prepare(self) -> None:
+        """Work it out; on any thread."""
+        assert self._sampler is not None
+        self._sampler.prepare()
+
     def take(self, chunk: Chunk, result: StepResult, index: int) -> tuple[Draw, ...]:
         """What is drawn from the chunk's logits. Of hidden states nothing but an error is."""
         if chunk.num_hidden:
@@ -169,13 +192,18 @@ class _Taker:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The job of the engine thread: release, save, load, copy, compute, draw (no sampler where nothing is drawn)."""
+    """The job of the engine thread: release, save, load, copy, compute, draw (no sampler where nothing is drawn).
+
+    `masks` are being worked out for the first row of each sampler that needs one; what goes wrong there shows again
+    when the mask is used.
+    """
 
     runtime: Runtime
     plan: StepPlan
     takers: Sequence[_Taker]
     releases: tuple[int, ...]
     clock: Callable[[], float]
+    masks: Sequence[Future[None]]
 
     def __call__(self) -> StepOutcome:
         _release(self.runtime, self.releases)
@@ -191,6 +219,7 @@ class _Step:
         started_at = self.clock()
         result = self.runtime.step(self.plan.batch)
         duration_s = self.clock() - started_at
+        wait(self.masks)
         pairs = zip(self.takers, self.plan.batch.chunks, strict=True)
         draws = [taker.take(chunk, result, index) for index, (taker, chunk) in enumerate(pairs)]
         return StepOutcome(tuple(draws), duration_s, saved)

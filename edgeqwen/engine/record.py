@@ -45,6 +45,7 @@ class _Choice:
         )
         self.calls = CallFinder() if request.finds_calls else None
         self.num_emitted = 0  # calls
+        self.is_complete = False
         self.finish: FinishReason | None = None
 
 
@@ -66,7 +67,9 @@ class Record(LiveRequest):
         raise AssertionError("hidden states of a generation")
 
     def take(self, event: TokenDrawn, sampled: Sampled, now: float) -> bool:
-        """Take in a token and emit the text that it completes; True if that completes a stop string."""
+        """Take in a token and emit the text that it completes; True if nothing may follow, since it completes a stop
+        string, the form that the answer must have, or the only call that it may hold.
+        """
         if self._first_at is None:
             self._first_at = now
         self._num_generated += 1
@@ -81,16 +84,20 @@ class Record(LiveRequest):
         step = choice.stream.push(event.token, logprob)
         self._num_reasoning += step.is_reasoning
         self._emit_text(event.choice, step.deltas)
-        return step.is_stopped
+        choice.is_complete = sampled.is_last or self._has_single_call(choice)
+        return step.is_stopped or choice.is_complete
+
+    def _has_single_call(self, choice: _Choice) -> bool:
+        return self.request.is_single_call and choice.calls is not None and choice.calls.num_calls > 0
 
     def end(self, index: int, reason: FinishReason) -> None:
-        """A choice has ended: emit what was held back. A completed stop string wins over the budget's end."""
+        """A choice has ended: emit what was held back. That it is complete wins over the budget's end."""
         choice = self._choices[index]
         assert choice.finish is None, f"choice {index} of {self.request.rid} ended twice"
         self._emit_text(index, choice.stream.finish())
         if choice.calls is not None:
             self._emit_pieces(index, choice.calls.finish())
-        if choice.stream.is_stopped and reason == "length":
+        if (choice.stream.is_stopped or choice.is_complete) and reason == "length":
             reason = "stop"
         has_called = choice.calls is not None and choice.calls.num_calls > 0
         choice.finish = "tool_calls" if has_called and reason == "stop" else reason

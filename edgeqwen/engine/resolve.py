@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeqwen.core.request import PRIORITIES, Request, SamplingParams
+from edgeqwen.core.constraint import Constraint
+from edgeqwen.core.request import PRIORITIES, Request, SamplingParams, Thinking
 from edgeqwen.engine.checks import boolean, floating, integer
 from edgeqwen.engine.defaults import SamplingDefaults
 from edgeqwen.engine.generation import GenerationInput
@@ -49,20 +50,15 @@ def check_input(given: GenerationInput, *, limits: EngineLimits, num_tokens: int
     integer("seed", given.seed, least=0, most=_MAX_SEED)
     integer("max_tokens", given.max_tokens, least=1, most=_MAX_COUNT)
     integer("min_tokens", given.min_tokens, least=0, most=_MAX_COUNT)
+    integer("think_budget", given.think_budget, least=0, most=_MAX_COUNT)
     integer("n", given.n, least=1, most=limits.choices)
     integer("deadline_ms", given.deadline_ms, least=1, most=limits.max_deadline_ms)
-    for field in ("logprobs", "ignore_eos", "echo", "think", "wait", "speculate", "cache"):
+    for field in ("logprobs", "ignore_eos", "echo", "think", "wait", "speculate", "cache", "parallel_tool_calls"):
         boolean(field, getattr(given, field))
     if integer("top_logprobs", given.top_logprobs, least=0, most=limits.top_logprobs) and not given.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     if given.priority is not None and given.priority not in PRIORITIES:
         raise BadRequest(f"priority must be one of {', '.join(PRIORITIES)}", field="priority")
-    if given.think_budget is not None:
-        raise BadRequest("think_budget is not supported yet", field="think_budget")
-    if (given.response_format or {"type": "text"}) != {"type": "text"}:
-        raise BadRequest("response_format is not supported yet", field="response_format")
-    if given.tool_choice not in (None, "auto", "none"):
-        raise BadRequest("tool_choice is supported as auto and none alone yet", field="tool_choice")
     _check_stop(given.stop, limits)
     _logit_bias(given.logit_bias, limits, num_tokens)
 
@@ -135,7 +131,9 @@ def _logit_bias(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolveContext:
-    """What `resolve` needs beside the input. `seed` is drawn by the caller, for requests that bring none."""
+    """What `resolve` needs beside the input. `seed` is drawn by the caller, for requests that bring none. `constraint`
+    is the compiled form of the answer, `thinking` how it thinks.
+    """
 
     limits: EngineLimits
     defaults: SamplingDefaults
@@ -145,6 +143,8 @@ class ResolveContext:
     owner: str
     seed: int
     arrived_at: float
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
 
 
 def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resolved:
@@ -157,6 +157,9 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
     min_tokens = given.min_tokens or 0
     if min_tokens > max_tokens:
         raise BadRequest(f"min_tokens must be between 0 and max_tokens ({max_tokens})", field="min_tokens")
+    if given.think_budget is not None and given.think_budget >= max_tokens:
+        message = f"think_budget must be below max_tokens ({max_tokens}): the answer comes after the thought"
+        raise BadRequest(message, field="think_budget")
     deadline_ms = _or(given.deadline_ms, at.limits.max_deadline_ms)
     request = Request(
         rid=at.rid,
@@ -169,7 +172,10 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         stop=tuple(given.stop or ()),
         ignore_eos=bool(given.ignore_eos),
         logprobs=_or(given.top_logprobs, 0) if given.logprobs else None,
+        constraint=at.constraint,
+        thinking=at.thinking,
         finds_calls=bool(given.tools) and given.tool_choice != "none",
+        is_single_call=given.parallel_tool_calls is False,
         splits_reasoning=prompt.splits_reasoning,
         starts_in_reasoning=prompt.starts_in_reasoning,
         may_speculate=_or(given.speculate, True),
@@ -178,7 +184,7 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         deadline_at=at.arrived_at + deadline_ms / 1000,
         arrived_at=at.arrived_at,
     )
-    return Resolved(request, _shown(request, deadline_ms))
+    return Resolved(request, _shown(request, deadline_ms) | _shown_form(given))
 
 
 def _max_tokens(given: GenerationInput, prompt_len: int, at: ResolveContext) -> int:
@@ -236,3 +242,14 @@ def _shown(request: Request, deadline_ms: int) -> dict[str, Any]:
         "top_logprobs": request.logprobs or 0,
         "deadline_ms": deadline_ms,
     }
+
+
+def _shown_form(given: GenerationInput) -> dict[str, Any]:
+    """Of the form of the answer what is short: its kind, and how tools may be called."""
+    shown: dict[str, Any] = {"think_budget": given.think_budget} if given.think_budget is not None else {}
+    if given.response_format is not None:
+        shown["response_format"] = {"type": given.response_format.get("type")}
+    if given.tools:
+        shown["tool_choice"] = "auto" if given.tool_choice is None else given.tool_choice
+        shown["parallel_tool_calls"] = _or(given.parallel_tool_calls, True)
+    return shown

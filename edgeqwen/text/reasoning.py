@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgeqwen.core.request import Channel
+from edgeqwen.core.request import Channel, Thinking
 from edgeqwen.text.tokenizer import Tokenizer
 
 THINK_OPEN = "<think>"
@@ -32,6 +32,17 @@ def find_think_tokens(tokenizer: Tokenizer) -> ThinkTokens | None:
     """The tokenizer's think markers, None unless it has both as added tokens."""
     opening, closing = tokenizer.added_token_id(THINK_OPEN), tokenizer.added_token_id(THINK_CLOSE)
     return None if opening is None or closing is None else ThinkTokens(opening, closing)
+
+
+def find_thinking(tokenizer: Tokenizer) -> Thinking | None:
+    """How a model with think markers thinks, without a budget; None if it has none. A thought ends as models are
+    trained to end it: the marker stands on a line of its own, with an empty line behind it.
+    """
+    tokens = find_think_tokens(tokenizer)
+    if tokens is None:
+        return None
+    closing = tokenizer.encode_parts(["\n", tokens.close, "\n\n"])
+    return Thinking(opening=tokens.open, closing_marker=tokens.close, closing=tuple(closing))
 
 
 class NewlineTrimmer:

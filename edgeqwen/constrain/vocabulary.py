@@ -1,0 +1,47 @@
+"""The model's vocabulary as llguidance needs it: the bytes of each token, and which tokens end an answer.
+
+Every added token is a marker here: it may come where a grammar names it, and nowhere else, though its text might stand
+in a string. From our own `Tokenizer`, so that a vocabulary rebuilt from a GGUF file and one of the tokenizers library
+are read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from edgeqwen.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+_END: Final = b"<end>"
+
+
+class _Source:
+    """What `LLTokenizer` reads of a tokenizer. The vocabulary has one token more than the model, which ends an answer
+    where the model has no end token: it can never be drawn.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        added = {token.id: token.text.encode() for token in tokenizer.added_tokens}
+        own = (added.get(i, b"") or tokenizer.token_bytes(i) for i in range(tokenizer.num_tokens))
+        self.tokens: Sequence[bytes] = [*own, _END]
+        self.eos_token_id = tokenizer.num_tokens
+        self.special_token_ids = [*added, self.eos_token_id]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode(given, special=False)
+
+
+def make_vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> LLTokenizer:
+    """A fraction of a second for a large vocabulary; imports llguidance."""
+    from llguidance import LLTokenizer
+
+    ends = [token for token in eos_token_ids if token < tokenizer.num_tokens]
+    return LLTokenizer(_Source(tokenizer), eos_token=ends or [tokenizer.num_tokens])  # type: ignore[arg-type]
