@@ -244,12 +244,18 @@ def _shown(request: Request, deadline_ms: int) -> dict[str, Any]:
     }
 
 
+def _shown_choice(choice: str | Mapping[str, Any]) -> Any:
+    if isinstance(choice, str):
+        return choice
+    return {"type": "function", "function": {"name": choice["function"]["name"]}}
+
+
 def _shown_form(given: GenerationInput) -> dict[str, Any]:
     """Of the form of the answer what is short: its kind, and how tools may be called."""
     shown: dict[str, Any] = {"think_budget": given.think_budget} if given.think_budget is not None else {}
     if given.response_format is not None:
         shown["response_format"] = {"type": given.response_format.get("type")}
     if given.tools:
-        shown["tool_choice"] = "auto" if given.tool_choice is None else given.tool_choice
+        shown["tool_choice"] = "auto" if given.tool_choice is None else _shown_choice(given.tool_choice)
         shown["parallel_tool_calls"] = _or(given.parallel_tool_calls, True)
     return shown

@@ -17,6 +17,7 @@ from edgeqwen.text.messages import read_messages
 from edgeqwen.text.reasoning import THINK_CLOSE, ThinkTokens, find_think_tokens
 from edgeqwen.text.template import ChatTemplate
 from edgeqwen.text.tokenizer import Part, Tokenizer
+from edgeqwen.text.tool_preamble import knows_tools, tell_tools
 
 RESERVED_KWARGS: Final = ("messages", "tools", "documents", "add_generation_prompt")
 
@@ -35,7 +36,9 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Builds the prompts of one model. Safe to use from several threads."""
+    """Builds the prompts of one model. Safe to use from several threads. A model whose template does not know tools is
+    told of them in its system message (`tool_preamble`).
+    """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self._tokenizer = tokenizer
@@ -44,6 +47,7 @@ class PromptBuilder:
         self._think = find_think_tokens(tokenizer)
         # A template that knows nothing of thoughts would lose one that is no longer in the content.
         knows_thoughts = "reasoning_content" in template.source or THINK_CLOSE in template.source
+        self._knows_tools = knows_tools(template.source)
         self._splits_thoughts = self._think is not None and knows_thoughts
 
     def build(
@@ -64,6 +68,8 @@ class PromptBuilder:
         read = read_messages(messages, splits_thoughts=self._splits_thoughts)
         safe = [self._guard_message(message, field=f"messages[{i}]") for i, message in enumerate(read)]
         safe_tools = [guard.guard_value(_object(tool, i), field=f"tools[{i}]") for i, tool in enumerate(tools)]
+        if not self._knows_tools:
+            safe, safe_tools = tell_tools(safe, safe_tools), []
         text = self._template.render(safe, tools=safe_tools, **names)
         parts = self._tokenizer.cut(text)
         restored = [part if isinstance(part, int) else guard.restore(part) for part in parts]
