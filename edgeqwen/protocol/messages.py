@@ -16,6 +16,7 @@ import msgspec
 
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.protocol.batch_message import Batch
+from edgeqwen.protocol.embed_message import Embed
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.session_messages import SESSION_OPERATIONS
 
@@ -176,6 +177,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "chat": Chat,
     "generate": Generate,
     "batch": Batch,
+    "embed": Embed,
     **SESSION_OPERATIONS,
 }
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from edgeqwen.errors import CODES, EdgeqwenError, RuntimeFailed
 from edgeqwen.protocol.batch_message import Batch
+from edgeqwen.protocol.embed_message import Embed
 from edgeqwen.protocol.frames import FrameDecoder, decode_object
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
@@ -28,7 +29,7 @@ from edgeqwen.protocol.messages import (
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
-from edgeqwen.server.batch import ItemWork, ListedBatch
+from edgeqwen.server.batch import ItemWork, LaterWork, ListedBatch
 from edgeqwen.server.operations import Operations
 from edgeqwen.server.turns import Turn, Turns
 
@@ -41,7 +42,7 @@ MAX_TURNS: Final = 64
 """Requests without an id that may wait; each holds a finished frame at most."""
 
 
-_GENERATING: Final = (Generation, Batch)
+_GENERATING: Final = (Generation, Batch, Embed)
 """What is worked on by the engine; the others are answered by other threads, or at once."""
 
 
@@ -203,7 +204,7 @@ class LineSession:
         except EdgeqwenError as exc:
             self._reply(envelope.id, error_members(exc))
 
-    def _generate(self, envelope: Envelope, message: Generation | Batch) -> None:
+    def _generate(self, envelope: Envelope, message: Generation | Batch | Embed) -> None:
         call = _Call(envelope.id, message)
 
         def emit(members: Mapping[str, Any], done: bool) -> None:
@@ -213,6 +214,8 @@ class LineSession:
             call.work = ListedBatch(
                 message, self._operations, self._peer, self._limits, emit=emit, is_writable=self._is_writable
             )
+        elif isinstance(message, Embed):
+            call.work = LaterWork(lambda: self._operations.answer_later(message, self._peer), emit)
         else:
             call.work = self._operations.start(message, self._peer, emit=emit, is_writable=self._is_writable)
         self._add(call, call.work.start)

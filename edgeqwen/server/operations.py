@@ -13,6 +13,7 @@ from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.metrics import resident_bytes
 from edgeqwen.protocol.answers import AnswerForm, Emit
+from edgeqwen.protocol.embed_message import Embed
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +31,7 @@ from edgeqwen.protocol.messages import (
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.session_messages import SessionOperation
+from edgeqwen.server.embedding import answer_embed
 from edgeqwen.server.requests import read_submission
 from edgeqwen.server.work import Work
 from edgeqwen.sessions.sessions import Sessions
@@ -111,6 +113,9 @@ class Operations:
     async def answer_later(self, message: LaterOperation, peer: Peer) -> dict[str, Any]:
         """The final frame of an operation that another thread works on. Raises `EdgeqwenError`."""
         match message:
+            case Embed():
+                limit = self._limits.reply_bytes
+                return await answer_embed(message, self._inference, peer.owner, reply_bytes=limit)
             case SessionOperation():
                 return await self._sessions.answer(message, peer.owner)
             case Tokenize():
