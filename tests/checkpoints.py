@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,11 +259,13 @@ def write_gguf_model(
     tie: bool = True,
     stored_type: str = "F32",
     tokenizer: bool = True,
+    metadata: Mapping[str, int] | None = None,
     **shape: Any,
 ) -> ModelSpec:
     """Write a GGUF file of the weights that `write_safetensors_model` writes for the same arguments, as converters do.
 
-    Matrices are stored as `stored_type` (one that the `gguf` package can quantise to), vectors as F32.
+    Matrices are stored as `stored_type` (one that the `gguf` package can quantise to), vectors as F32. `metadata` is
+    further.
     """
     spec = tiny_spec(family, tie=tie, **shape)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -270,6 +273,11 @@ def write_gguf_model(
     add_gguf_shape(writer, spec)
     if tokenizer:
         add_gguf_tokenizer(writer, spec)
+    for key, value in (metadata or {}).items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        else:
+            writer.add_uint32(key, value)
     kind = gguf.GGMLQuantizationType[stored_type]
     for name, canonical in random_tensors(spec, seed=seed).items():
         values = canonical

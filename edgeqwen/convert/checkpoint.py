@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.core.model import ModelSpec, Source
+from edgeqwen.core.model import ModelSpec, Pooling, Source
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Uint8Array: TypeAlias = NDArray[np.uint8]
@@ -44,12 +44,16 @@ class BlockTensor:
 
 @dataclass(frozen=True, slots=True)
 class SideFiles:
-    """What goes beside the weights: `tokenizer_json` is a `tokenizers` file, `generation_config` may be empty."""
+    """What goes beside the weights: `tokenizer_json` is a `tokenizers` file, `generation_config` may be empty.
+
+    `pooling` is as in `Manifest`.
+    """
 
     tokenizer_json: bytes
     chat_template: str
     generation_config: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pooling: Pooling | None = None
 
 
 class Checkpoint(Protocol):

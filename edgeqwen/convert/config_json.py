@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from edgeqwen.convert.checkpoint import SideFiles
+from edgeqwen.convert.embedding_model import EMBEDDING_NOTE, read_pooling
 from edgeqwen.convert.files import Fields
 from edgeqwen.convert.side_files import (
     NO_TEMPLATE_NOTE,
@@ -82,7 +83,10 @@ def read_text_files(folder: Path, config: Fields) -> TextFiles:
     else:
         names = ("bos_token", "eos_token")
         template = with_special_tokens(template, {name: special_text(tokenizer_config, name) for name in names})
-    side_files = SideFiles(tokenizer.data, template or "", generation, tuple(notes))
+    pooling = read_pooling(folder)
+    if pooling is not None:
+        notes.append(EMBEDDING_NOTE)
+    side_files = SideFiles(tokenizer.data, template or "", generation, tuple(notes), pooling)
     return TextFiles(side_files, num_tokens=tokenizer.num_tokens, eos_token_ids=eos)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeqwen.convert.checkpoint import BlockTensor, Float32Array, SideFiles, TensorInfo
-from edgeqwen.convert.files import DataFile
+from edgeqwen.convert.embedding_model import gguf_pooling
+from edgeqwen.convert.files import DataFile, Fields
 from edgeqwen.convert.gguf_header import GgufTensor, read_header
 from edgeqwen.convert.gguf_spec import canonical_names, check_architecture, read_spec, stored_name, with_tokens
 from edgeqwen.convert.gguf_tokenizer import read_side_files
@@ -35,7 +36,8 @@ def open_gguf(path: Path, source: Source | None = None) -> GgufCheckpoint:
         stored = {name: header.tensors[name_there] for name, name_there in names.items()}
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         check_tensors(path, spec, shapes, stored_name=stored_name)
-        text = read_side_files(path, header)  # last: it takes longest
+        pooling = gguf_pooling(Fields(path, header.metadata, prefix=f"{spec.family}."))
+        text = read_side_files(path, header, pooling=pooling)  # last: it takes longest
         return GgufCheckpoint(
             file,
             spec=with_tokens(path, spec, text),

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from edgeqwen.convert.checkpoint import SideFiles
+from edgeqwen.convert.embedding_model import EMBEDDING_NOTE
 from edgeqwen.convert.files import Fields
 from edgeqwen.convert.gguf_header import GgufHeader
 from edgeqwen.convert.gguf_sentencepiece import sentencepiece_tokenizer
@@ -31,6 +32,7 @@ from edgeqwen.convert.side_files import (
     with_special_tokens,
 )
 from edgeqwen.convert.tokenizer_parts import PRE_TOKENIZERS, TokenType, byte_level_bpe
+from edgeqwen.core.model import Pooling
 from edgeqwen.errors import ModelInvalid
 
 PREFIX: Final = "tokenizer.ggml."
@@ -51,12 +53,12 @@ class GgufVocabulary:
         return [text for text, kind in zip(self.texts, self.types, strict=True) if kind == TokenType.CONTROL]
 
 
-def read_side_files(path: Path, header: GgufHeader) -> TextFiles:
+def read_side_files(path: Path, header: GgufHeader, *, pooling: Pooling | None = None) -> TextFiles:
     """Tokenizer, template and defaults of the file at `path`; raises `ModelInvalid` naming what is missing."""
     fields = Fields(path, header.metadata, prefix=PREFIX)
     vocabulary = _vocabulary(fields)
-    notes: list[str] = []
-    tokenizer = _tokenizer(fields, vocabulary, notes)
+    notes = [] if pooling is None else [EMBEDDING_NOTE]
+    tokenizer = _tokenizer(fields, vocabulary, notes, is_embedding=pooling is not None)
     ids = {text: index for index, text in enumerate(vocabulary.texts)}
     named = [each for name in ("eos_token_id", "eot_token_id") if (each := fields.token_id(name)) is not None]
     eos = end_tokens(named, ids, vocabulary.special, candidates=END_TEXTS)
@@ -68,6 +70,7 @@ def read_side_files(path: Path, header: GgufHeader) -> TextFiles:
         chat_template=_chat_template(path, header, vocabulary, notes),
         generation_config=_generation_config(path, header, eos),
         notes=tuple(notes),
+        pooling=pooling,
     )
     return TextFiles(side_files, num_tokens=len(vocabulary.texts), eos_token_ids=eos)
 
@@ -87,7 +90,7 @@ def _vocabulary(fields: Fields) -> GgufVocabulary:
     return GgufVocabulary(fields.path, texts[:count], [int(each) for each in types[:count]])
 
 
-def _tokenizer(fields: Fields, vocabulary: GgufVocabulary, notes: list[str]) -> LoadedTokenizer:
+def _tokenizer(fields: Fields, vocabulary: GgufVocabulary, notes: list[str], *, is_embedding: bool) -> LoadedTokenizer:
     model, pre = fields.string("model"), fields.string("pre")
     if model == "gpt2" and pre in PRE_TOKENIZERS and isinstance(fields.get("merges"), list):
         built = byte_level_bpe(fields, vocabulary.texts, vocabulary.types, PRE_TOKENIZERS[pre])
@@ -95,9 +98,31 @@ def _tokenizer(fields: Fields, vocabulary: GgufVocabulary, notes: list[str]) -> 
         built = sentencepiece_tokenizer(fields, vocabulary.texts, vocabulary.types)
     else:
         return _tokenizer_beside(fields, vocabulary, notes, problem=_problem(fields, model, pre))
+    if is_embedding:
+        built["post_processor"] = _affixed(fields, vocabulary, built["post_processor"])
     loaded = load_tokenizer(fields.path, msgspec.json.encode(built))
     _check_ids(fields.path, vocabulary, loaded)
     return loaded
+
+
+def _affixed(fields: Fields, vocabulary: GgufVocabulary, post_processor: Any) -> Any:
+    """The post-processor, and with it the tokens that the file wants at both ends of a whole text."""
+    wanted = [name for name in ("bos", "eos") if fields.boolean(f"add_{name}_token", False)]
+    ids = {name: fields.token_id(f"{name}_token_id") for name in wanted}
+    count = len(vocabulary.texts)
+    texts = {name: vocabulary.texts[index] for name, index in ids.items() if index is not None and index < count}
+    if not texts:
+        return post_processor
+    marks = {name: {"SpecialToken": {"id": text, "type_id": 0}} for name, text in texts.items()}
+    whole = [marks.get("bos"), {"Sequence": {"id": "A", "type_id": 0}}, marks.get("eos")]
+    single = [each for each in whole if each is not None]
+    template = {
+        "type": "TemplateProcessing",
+        "single": single,
+        "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {text: {"id": text, "ids": [ids[name]], "tokens": [text]} for name, text in texts.items()},
+    }
+    return template if post_processor is None else {"type": "Sequence", "processors": [post_processor, template]}
 
 
 def _problem(fields: Fields, model: str | None, pre: str | None) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from edgeqwen.convert.embedding_model import POOLING_FILE
 from edgeqwen.core.model import Source
 from edgeqwen.errors import BadRequest, ModelMissing
 
@@ -29,6 +30,7 @@ SIDE_FILES: Final = frozenset({
     "tokenizer_config.json",
     "chat_template.jinja",
     "model.safetensors.index.json",
+    POOLING_FILE,
 })
 FileProgress = Callable[[float], None]
 
@@ -93,6 +95,7 @@ def choose_files(model_id: ModelId, names: Iterable[str]) -> list[str]:
 
     Safetensors are taken before GGUF; of several GGUF files the id must name one.
     """
+    names = list(names)
     top = [name for name in names if "/" not in name]
     weights = sorted(name for name in top if WEIGHTS.fullmatch(name))
     ggufs = sorted(name for name in top if name.endswith(".gguf"))
@@ -106,7 +109,7 @@ def choose_files(model_id: ModelId, names: Iterable[str]) -> list[str]:
         if len(ggufs) != 1:
             raise ModelMissing(f"{model_id.repo}: {_listed(ggufs)}; name one as {model_id.repo}:FILE.gguf")
         weights = ggufs
-    return sorted(SIDE_FILES.intersection(top)) + weights
+    return sorted(SIDE_FILES.intersection(names)) + weights
 
 
 def pull(

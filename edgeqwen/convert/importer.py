@@ -108,6 +108,7 @@ def import_model(
                 digests=files.digests,
                 kv_types=default_kv_types(quant, form) if kv_scales else ("fp32",),
                 notes=checkpoint.side_files.notes,
+                pooling=checkpoint.side_files.pooling,
             )
             write_manifest(folder, manifest)
             _check(folder)

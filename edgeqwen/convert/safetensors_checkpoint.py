@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from edgeqwen.convert.checkpoint import (
@@ -17,6 +18,7 @@ from edgeqwen.convert.checkpoint import (
     TensorInfo,
 )
 from edgeqwen.convert.config_json import read_spec, read_text_files
+from edgeqwen.convert.embedding_model import with_base_names
 from edgeqwen.convert.files import DataFile, Fields, read_json
 from edgeqwen.convert.rows import PIECE_ELEMENTS, decode_plain, read_rows
 from edgeqwen.convert.safetensors_header import StoredTensor, read_header
@@ -40,9 +42,11 @@ def open_safetensors(folder: Path, source: Source | None = None) -> SafetensorsC
     config = Fields(config_path, read_json(config_path))
     files: list[DataFile] = []
     try:
-        stored = _read_headers(weights, files)
+        stored = with_base_names(_read_headers(weights, files))
         text = read_text_files(folder, config)
         spec = read_spec(config, {name: tensor.shape for name, tensor in stored.items()}, text=text)
+        if text.side_files.pooling is not None and OUTPUT not in stored:  # nothing is generated, so any matrix will do
+            spec = msgspec.structs.replace(spec, tie_embeddings=True)
         _settle_output(folder, spec, stored)
         check_tensors(folder, spec, {name: tensor.shape for name, tensor in stored.items()})
         return SafetensorsCheckpoint(
