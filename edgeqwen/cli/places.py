@@ -9,11 +9,8 @@ from pathlib import Path
 import click
 
 from edgeqwen.errors import ConfigInvalid
+from edgeqwen.protocol.address import SOCKET_VARIABLE, SYSTEM_SOCKET, default_socket, user_socket
 
-SOCKET_VARIABLE = "EDGEQWEN_SOCKET_PATH"
-"""The daemon's own variable for `socket.path`; the clients read it too, so one setting does for both."""
-
-SYSTEM_SOCKET = Path("/run/edgeqwen/edgeqwen.sock")
 SYSTEM_STATE = Path("/var/lib/edgeqwen")
 
 socket_option = click.option(
@@ -57,14 +54,6 @@ def first_directory(listed: str) -> str:
     return listed.split(":", maxsplit=1)[0]
 
 
-def user_socket(environ: Mapping[str, str], *, is_root: bool) -> Path | None:
-    """The socket of the user's own daemon; None if the user has no runtime directory."""
-    if is_root:
-        return SYSTEM_SOCKET
-    folder = environ.get("XDG_RUNTIME_DIR", "")
-    return Path(folder) / "edgeqwen.sock" if folder.startswith("/") else None
-
-
 def socket_to_listen_on(configured: str) -> Path:
     """The socket of `serve`: as configured, else the user's own. Raises `ConfigInvalid` if there is no such place."""
     path = Path(configured) if configured else user_socket(os.environ, is_root=os.geteuid() == 0)
@@ -75,8 +64,4 @@ def socket_to_listen_on(configured: str) -> Path:
 
 def socket_to_connect_to(given: str | None) -> Path:
     """The socket of a client: as given, else the user's own daemon's if it is there, else the system's."""
-    chosen = given or os.environ.get(SOCKET_VARIABLE)
-    if chosen:
-        return Path(chosen)
-    own = user_socket(os.environ, is_root=os.geteuid() == 0)
-    return own if own is not None and own.exists() else SYSTEM_SOCKET
+    return Path(given) if given else default_socket(os.environ, is_root=os.geteuid() == 0)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from edgeqwen.cli.places import (
-    SYSTEM_SOCKET,
     SYSTEM_STATE,
     cache_folder,
     models_folder,
@@ -18,6 +17,7 @@ from edgeqwen.cli.places import (
     state_folder,
 )
 from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, checked_processor, planned_threads
+from edgeqwen.protocol.address import SYSTEM_SOCKET
 
 if TYPE_CHECKING:
     from edgeqwen.loading import DaemonOptions

@@ -1,0 +1,69 @@
+"""What a client raises: what the daemon answers, by code, and what becomes of a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, EdgeqwenError
+
+
+class NoDaemon(EdgeqwenError):
+    """Nobody serves the socket (exit 69)."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_NO_DAEMON
+
+
+class CutOff(EdgeqwenError):
+    """The connection ended, or something that is no frame came, before the final frame (exit 74)."""
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CUT_OFF
+
+
+class TimedOut(CutOff):
+    """Nothing came for as long as the caller wanted to wait; the request was cancelled."""
+
+
+class SocketForbidden(EdgeqwenError):
+    """The socket is there and this user may not connect to it (exit 77)."""
+
+    code = "forbidden"
+
+
+class TryAgain(EdgeqwenError):
+    """The same request may succeed later, after `retry_ms` if the daemon says so: `busy`, `quota`, `loading`,
+    `draining`, `session_busy`.
+    """
+
+
+class NotFound(EdgeqwenError):
+    """There is no such thing, or it is another user's."""
+
+
+class Forbidden(EdgeqwenError):
+    """The daemon does not do this for this user."""
+
+
+_KINDS: Final[Mapping[str, type[EdgeqwenError]]] = {
+    "bad_request": BadRequest,
+    "unknown_op": BadRequest,
+    "not_found": NotFound,
+    "forbidden": Forbidden,
+    **dict.fromkeys(("busy", "quota", "loading", "draining", "session_busy"), TryAgain),
+}
+
+
+def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:
+    """The error that a final frame carries. A code that this client does not know counts as the daemon's fault."""
+    error = frame["error"]
+    code = error.get("code")
+    return _KINDS.get(code, EdgeqwenError)(
+        str(error.get("message", code)),
+        code=code if code in CODES else "engine",
+        field=error.get("field"),
+        retry_ms=error.get("retry_ms"),
+    )
