@@ -68,6 +68,26 @@ def test_ask_json_is_one_final_frame(daemon: DaemonProcess) -> None:
     assert (frame["done"], frame["text"], frame["finish"]) == (True, BLANKS, "stop")
 
 
+def test_embed_prints_a_vector_for_each_text_or_line(daemon: DaemonProcess) -> None:
+    texts = [f"text {number}" for number in range(70)]
+    socket = ("--socket", str(daemon.socket_path))
+    by_line = run_command("embed", *socket, stdin="\n".join([*texts, "", " "]).encode())
+    assert (by_line.returncode, by_line.stderr) == (0, b"")
+    found = [json.loads(line) for line in by_line.stdout.splitlines()]
+    assert [each["text"] for each in found] == texts
+    assert all(abs(sum(x * x for x in each["embedding"]) - 1) < 1e-5 for each in found)
+    by_argument = run_command("embed", *socket, "--pooling", "last", *texts[:2])
+    assert by_argument.stdout.splitlines() == by_line.stdout.splitlines()[:2]
+
+
+def test_embed_needs_texts_and_a_pooling_that_there_is(daemon: DaemonProcess) -> None:
+    socket = ("--socket", str(daemon.socket_path))
+    assert run_command("embed", *socket).returncode == 64
+    refused = run_command("embed", *socket, "--pooling", "first", "x")
+    assert (refused.returncode, refused.stdout) == (64, b"")
+    assert "pooling" in one_line(refused.stderr)
+
+
 def test_prompt_is_arguments_then_stdin(daemon: DaemonProcess) -> None:
     joined = json.loads(ask(daemon, "--json", "one", "two", stdin=b"three").stdout)
     whole = json.loads(ask(daemon, "--json", "one two\n\nthree").stdout)

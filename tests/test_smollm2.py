@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeqwen.core.model import Quant
+from edgeqwen.core.model import Pooling, Quant
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
+from edgeqwen.engine.pooling import Pooler
 from edgeqwen.evaluate import EvalReport, built_in_texts, evaluate
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.text import ChatTemplate, PromptBuilder, Tokenizer
-from tests.models import needs_row_invariance, smollm2_package
+from tests.models import Array, needs_row_invariance, smollm2_package
 from tests.record_parity import DATA
 
 MAX_TIED_GAP = 1e-3
@@ -65,6 +66,44 @@ def test_quality_against_fp32_is_within_its_bar(quant: Quant, limit: float) -> N
     assert counted.tokens >= 2000
     assert counted.kl_mean is not None
     assert 0 < counted.kl_mean <= limit
+
+
+TOPICS = (
+    ("The cat sleeps on the warm sofa.", "A kitten is napping on the couch.", "My cat loves to doze on cushions."),
+    ("The stock market fell sharply.", "Shares dropped a lot this week.", "Investors lost money as prices tumbled."),
+    ("Boil the pasta in salted water.", "Cook the spaghetti, then drain it.", "Simmer the noodles in tomato sauce."),
+    ("The rocket was launched at dawn.", "The spacecraft reached its orbit.", "Engineers sent a satellite into space."),
+)
+
+
+@functools.cache
+def vectors(quant: Quant, pooling: Pooling) -> Array:
+    """Of the texts of all topics, `[texts, hidden]`."""
+    tokenizer, model = Tokenizer.from_file(open_package(smollm2_package(quant)).tokenizer_path), runtime(quant)
+    found = []
+    for text in (text for topic in TOPICS for text in topic):
+        ids = tuple(tokenizer.encode(text, special=False))
+        pooler = Pooler(pooling)
+        pooler.push(model.step(Batch((Chunk(0, 0, ids, 0, len(ids)),))).hidden[0])
+        model.release(0)
+        found.append(pooler.vector())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("quant", ["fp32", "int8"])
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_texts_about_one_thing_are_closer_than_others(quant: Quant, pooling: Pooling) -> None:
+    found = vectors(quant, pooling)
+    products = found @ found.T
+    topic = np.repeat(np.arange(len(TOPICS)), len(TOPICS[0]))
+    is_same, is_other = topic[:, None] == topic, topic[:, None] != topic
+    np.fill_diagonal(is_same, val=False)
+    assert products[is_same].mean() > products[is_other].mean() + products[is_other].std()
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_of_int8_are_those_of_fp32_nearly(pooling: Pooling) -> None:
+    assert (vectors("fp32", pooling) * vectors("int8", pooling)).sum(axis=1).min() > 0.99
 
 
 def test_fp32_against_itself_has_no_divergence(tmp_path: Path) -> None:

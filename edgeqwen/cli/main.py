@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "bench": "edgeqwen.cli.bench",
     "chat": "edgeqwen.cli.chat",
     "doctor": "edgeqwen.cli.doctor",
+    "embed": "edgeqwen.cli.embed",
     "eval": "edgeqwen.cli.evaluate",
     "import": "edgeqwen.cli.importing",
     "models": "edgeqwen.cli.models",
