@@ -46,6 +46,21 @@ class SocketTable:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpTable:
+    """HTTP is spoken on the socket. `listen`, such as `127.0.0.1:8080`, has it on a TCP port too; empty means none.
+
+    Network clients need a key of `api_key_file` if it is given (one a line), and it must be if other machines reach the
+    address. They may call the daemon by a loopback name, by the address it listens on, and by `allowed_hosts` (without
+    a port; IPv6 in brackets). Web pages of `allowed_origins`, such as `http://localhost:3000`, may ask.
+    """
+
+    listen: str = ""
+    api_key_file: str = ""
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CpuTable:
     """`threads` are those of a step; `decode_threads` and `prefill_threads` if the two kinds of step differ; 0 means as
     the thread plan finds best. `cpus` is a list such as `0-3,8`; empty means all that the process may use. `pin` false
@@ -139,6 +154,7 @@ class Config:
 
     model: ModelTable = field(default_factory=ModelTable)
     socket: SocketTable = field(default_factory=SocketTable)
+    http: HttpTable = field(default_factory=HttpTable)
     cpu: CpuTable = field(default_factory=CpuTable)
     kv: KvTable = field(default_factory=KvTable)
     limits: LimitsTable = field(default_factory=LimitsTable)

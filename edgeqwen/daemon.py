@@ -18,6 +18,7 @@ import os
 import resource
 import secrets
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,11 @@ from edgeqwen.cpu import trim_heap
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, KvSettings
 from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, ConfigInvalid, EdgeqwenError, RuntimeFailed
+from edgeqwen.http.access import ApiKeys, HttpAccess
 from edgeqwen.loading import DaemonOptions, open_model
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.server import SocketServer, bind_socket
+from edgeqwen.server.network import bind_network, bound_address, parse_address
 from edgeqwen.service import Notifier
 from edgeqwen.sessions.files import SessionFolder
 from edgeqwen.sessions.sessions import SessionLimits, Sessions
@@ -85,13 +88,22 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     stop = StopRequest(config.service.drain_s)
     with _signals(stop):
         bound = bind_socket(options.socket_path, group=_group_id(config.socket.group))
+        network: socket.socket | None = None
         try:  # the weights begin to load here: a second daemon of this socket must not get so far
-            inference, server = _build(options, stop)
+            access = http_access(config)
+            if config.http.listen:
+                network = bind_network(parse_address(config.http.listen), has_keys=access.keys is not None)
+            inference, server = _build(options, stop, access)
         except BaseException:
             bound.close()
+            if network is not None:
+                network.close()
             raise
         await server.start(bound)
         log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
+        if network is not None:
+            log.info("listening http=%s keys=%s", bound_address(network), "yes" if access.keys else "no")
+            await server.start_network(network)
         log.info("threads %s", " ".join(f"{key}={value}" for key, value in options.threads.to_dict().items()))
         for warning in options.threads.warnings:
             log.warning("threads: %s", warning)
@@ -108,7 +120,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     return stop.exit_code
 
 
-def _build(options: DaemonOptions, stop: StopRequest) -> tuple[Inference, SocketServer]:
+def _build(options: DaemonOptions, stop: StopRequest, access: HttpAccess) -> tuple[Inference, SocketServer]:
     """The engine, whose model has begun to load, and the server in front of it."""
     config = options.config
     model = open_model(options)
@@ -131,7 +143,8 @@ def _build(options: DaemonOptions, stop: StopRequest) -> tuple[Inference, Socket
         default_max_tokens=config.limits.default_max_tokens,
     )
     limits, threads = wire_limits(config), options.threads.to_dict()
-    return inference, SocketServer(inference, sessions, limits=limits, on_shutdown=stop.ask, threads=threads)
+    server = SocketServer(inference, sessions, limits=limits, on_shutdown=stop.ask, threads=threads, access=access)
+    return inference, server
 
 
 def _session_folder(path: Path) -> SessionFolder | None:
@@ -204,6 +217,19 @@ def engine_limits(config: Config) -> EngineLimits:
         per_owner=limits.per_uid,
         max_deadline_ms=limits.max_deadline_ms,
         default_max_tokens=limits.default_max_tokens,
+    )
+
+
+def http_access(config: Config) -> HttpAccess:
+    """What the configuration says of who may use HTTP. Raises `ConfigInvalid`."""
+    http = config.http
+    hosts = {host.lower() for host in http.allowed_hosts}
+    if http.listen:
+        hosts.add(parse_address(http.listen).host_name)
+    return HttpAccess(
+        allowed_hosts=frozenset(hosts),
+        allowed_origins=frozenset(origin.lower().rstrip("/") for origin in http.allowed_origins),
+        keys=ApiKeys.read(Path(http.api_key_file)) if http.api_key_file else None,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,6 +34,15 @@ class DaemonProcess:
     @property
     def log(self) -> str:
         return self.log_path.read_text()
+
+    @property
+    def http_port(self) -> int:
+        """The TCP port of a daemon that was given `--http`."""
+        give_up_at = time.monotonic() + HANG_GUARD_S
+        while (found := re.search(r"listening http=\S+:(\d+) ", self.log)) is None:
+            assert time.monotonic() < give_up_at, self.log
+            time.sleep(0.01)
+        return int(found[1])
 
     def client(self) -> Client:
         return Client.connect(self.socket_path)

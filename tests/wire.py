@@ -16,6 +16,7 @@ from typing import Any
 
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
+from edgeqwen.http.access import HttpAccess
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.runtime.fake import FakeScript, load_fake
 from edgeqwen.server import SocketServer, bind_socket
@@ -169,6 +170,7 @@ async def serve(
     limits: WireLimits | None = None,
     *,
     sessions: Sessions | None = None,
+    access: HttpAccess | None = None,
     is_loaded: bool = True,
 ) -> AsyncIterator[Wire]:
     """A server on a private socket below `folder`; the model is loaded first unless `is_loaded` is false. `sessions`
@@ -178,7 +180,7 @@ async def serve(
     inference = inference or fake_inference()
     shutdowns: list[float | None] = []
     sessions = sessions or Sessions(inference, SessionStore(None), random_bits=secrets.randbits)
-    server = SocketServer(inference, sessions, limits=limits, on_shutdown=shutdowns.append)
+    server = SocketServer(inference, sessions, limits=limits, on_shutdown=shutdowns.append, access=access)
     await sessions.load()
     await server.start(bind_socket(folder / "s.sock"))
     loading = asyncio.create_task(inference.start())

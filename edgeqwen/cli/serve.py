@@ -34,6 +34,7 @@ BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
     metavar="PATH",
     help=f"Default: $XDG_RUNTIME_DIR/edgeqwen.sock; root: {SYSTEM_SOCKET}.",
 )
+@click.option("--http", "http_listen", metavar="HOST:PORT", help="Speak HTTP on this TCP address too.")
 @click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
 @click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
 @click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
@@ -60,6 +61,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     names = {
         "package": "model.package",
         "socket_path": "socket.path",
+        "http_listen": "http.listen",
         "runtime": "engine.runtime",
         "context": "kv.context",
         "slots": "kv.slots",

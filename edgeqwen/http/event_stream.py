@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from edgeqwen.http.replies import common_headers
+from edgeqwen.http.session import common_headers
 
 EVENT_STREAM: Final = "text/event-stream"
 

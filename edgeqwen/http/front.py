@@ -19,10 +19,10 @@ from edgeqwen.http.generations import Generations
 from edgeqwen.http.messages import Messages
 from edgeqwen.http.models import Models
 from edgeqwen.http.operations import LineOperations, refusal
-from edgeqwen.http.replies import common_headers, error_response, json_response
+from edgeqwen.http.replies import error_response, json_response
 from edgeqwen.http.routes import Answer, Route, Routes
 from edgeqwen.http.seam import Operations
-from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession
+from edgeqwen.http.session import HttpServer, HttpSession, handler_of
 from edgeqwen.http.sources import KeyRefused, Sources
 from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.http.tokens import Tokens
@@ -83,11 +83,11 @@ class HttpFront:
         """Take over a connection whose first byte was HTTP's; that byte is still to be passed to `data_received`."""
 
         async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            assert isinstance(request.protocol, HttpHandler)
-            request.protocol.begin(request)
+            handler = handler_of(request)
+            handler.begin(request)
             response = await self._handle(request, peer)
             if not response.prepared:
-                response.headers.update(common_headers(request))
+                response.headers.update(handler.common_headers)
             return response
 
         return HttpSession(transport, HttpServer(handle, limits=self._limits)(), self._limits)

@@ -9,9 +9,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from edgeqwen.errors import CODES, BadRequest, EdgeqwenError
-from edgeqwen.http.replies import common_headers, retry_headers
+from edgeqwen.http.replies import retry_headers
 from edgeqwen.http.requests import read_object
 from edgeqwen.http.seam import Operations
+from edgeqwen.http.session import common_headers
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import Generation, RequestId, read_envelope, read_id, read_operation
 from edgeqwen.protocol.operation import LaterOperation, Operation

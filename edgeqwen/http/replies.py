@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -33,16 +32,6 @@ def error_response(error: EdgeqwenError, status: int | None = None) -> web.Respo
     status = CODES[error.code].http_status if status is None else status
     headers = retry_headers(error.retry_ms)
     return web.Response(body=error_body(error), status=status, content_type=JSON_TYPE, headers=headers)
-
-
-CORS: Final = "cors"
-"""Where the headers for a page of a configured origin are kept with its request."""
-
-
-def common_headers(request: web.BaseRequest) -> Mapping[str, str]:
-    """Headers that every response to this request has, whatever it is."""
-    headers: Mapping[str, str] = request.get(CORS, {})
-    return headers
 
 
 def json_response(members: dict[str, Any], *, status: int = 200) -> web.Response:

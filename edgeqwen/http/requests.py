@@ -8,19 +8,17 @@ from typing import Any
 from aiohttp import web
 
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.http.session import HttpHandler
+from edgeqwen.http.session import handler_of
 from edgeqwen.protocol.frames import decode_object
 from edgeqwen.protocol.limits import WireLimits
 
 
 async def read_body(request: web.BaseRequest, limits: WireLimits) -> bytes:
     """The body. Raises `too_large`, `timeout` (it did not come in time), `bad_request` (a coding we do not speak)."""
-    if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise EdgeqwenError("Content-Encoding is not supported", code="bad_request", field="Content-Encoding")
     too_large = EdgeqwenError(f"the body is longer than {limits.line_bytes} bytes", code="too_large")
     if (request.content_length or 0) > limits.line_bytes:
         raise too_large
-    await _answer_expectation(request)
+    await open_body(request)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
@@ -30,14 +28,20 @@ async def read_body(request: web.BaseRequest, limits: WireLimits) -> bytes:
                     raise too_large
     except TimeoutError as exc:
         raise EdgeqwenError(f"the body was not complete within {limits.body_s:g} s", code="timeout") from exc
-    assert isinstance(request.protocol, HttpHandler)
-    if request.protocol.is_cut_short(request):
+    if is_cut_short(request):
         raise EdgeqwenError("the input ended before the body did", code="bad_request")
     return bytes(body)
 
 
-async def _answer_expectation(request: web.BaseRequest) -> None:
-    """Clients with a large body ask first whether to send it (RFC 9110, 10.1.1)."""
+def is_cut_short(request: web.BaseRequest) -> bool:
+    """Whether the input ended inside the body."""
+    return handler_of(request).is_cut_short(request)
+
+
+async def open_body(request: web.BaseRequest) -> None:
+    """Have the body sent: clients with a large one ask first (RFC 9110, 10.1.1). Raises `bad_request` for a coding."""
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise EdgeqwenError("Content-Encoding is not supported", code="bad_request", field="Content-Encoding")
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the interim response does not count as a response that has begun

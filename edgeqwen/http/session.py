@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.replies import error_body, error_response
@@ -30,14 +30,23 @@ class HttpHandler(RequestHandler):
     """The library's protocol class, with errors in our form and nothing of the client's in the log.
 
     It also knows of the end of input: what came before is answered, and a body that will not be complete ends there.
+    `common_headers` are what the response to the current request has besides its own.
     """
 
-    __slots__ = ("_cut_short", "_has_ended")
+    __slots__ = ("_cut_short", "_has_ended", "common_headers")
 
     def __init__(self, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._has_ended = False
+        self.common_headers: Mapping[str, str] = {}
         self._cut_short: StreamReader | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Also ends a body in which something came that is no part of one: its reader would wait for the rest."""
+        super().data_received(data)
+        request = self._current_request
+        if request is not None and self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+            self._end_body(request.content)
 
     def end_input(self) -> None:
         """The client sends no more. Requests that wait are answered before the connection closes."""
@@ -51,6 +60,7 @@ class HttpHandler(RequestHandler):
 
     def begin(self, request: web.BaseRequest) -> None:
         """To be told of each request before it is read: the end of input may have come while it waited."""
+        self.common_headers = {}
         if self._has_ended and not self._messages:
             self._end_body(request.content)
             self.close()
@@ -84,6 +94,17 @@ class HttpHandler(RequestHandler):
         response = error_response(EdgeqwenError(text, code="engine" if status >= 500 else "bad_request"), status)
         response.force_close()
         return response
+
+
+def handler_of(request: web.BaseRequest) -> HttpHandler:
+    """The connection that a request came on."""
+    assert isinstance(request.protocol, HttpHandler)
+    return request.protocol
+
+
+def common_headers(request: web.BaseRequest) -> Mapping[str, str]:
+    """Headers that the response to this request has whatever it is."""
+    return handler_of(request).common_headers
 
 
 class HttpServer(web.Server):

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.access import HttpAccess
-from edgeqwen.http.replies import CORS
+from edgeqwen.http.session import handler_of
 from edgeqwen.protocol.peer import Peer
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -56,7 +56,7 @@ class Sources:
     def _check_origin(self, request: web.BaseRequest, host: str | None) -> None:
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() in self._access.allowed_origins:
-            request[CORS] = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+            handler_of(request).common_headers = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
             return
         if request.headers.get("Sec-Fetch-Site") in {"cross-site", "same-site"}:
             raise EdgeqwenError("requests from other sites are refused", code="forbidden", field="Sec-Fetch-Site")
@@ -77,7 +77,8 @@ class Sources:
 
     def is_preflight(self, request: web.BaseRequest) -> bool:
         """Whether a browser asks for a page of a configured origin what that may send; it has no key then."""
-        return request.method == "OPTIONS" and CORS in request and "Access-Control-Request-Method" in request.headers
+        is_trusted = "Access-Control-Allow-Origin" in handler_of(request).common_headers
+        return request.method == "OPTIONS" and is_trusted and "Access-Control-Request-Method" in request.headers
 
     def preflight(self, request: web.BaseRequest) -> web.Response:
         """Whatever the page wants to send: its origin is trusted."""

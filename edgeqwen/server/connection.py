@@ -10,7 +10,7 @@ import asyncio
 from typing import Final, Protocol, cast
 
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.protocol.frames import BLANK, not_an_object, sniff
+from edgeqwen.protocol.frames import BLANK, Wire, not_an_object, sniff
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import encode_frame, error_members
@@ -100,7 +100,7 @@ class Connection(asyncio.Protocol):
             give_sign=lambda: self._write(b"\n"),
             on_gone=self.abort,
         )
-        peer = peer_of(transport)
+        peer = self._identify()
         if peer is None:
             self._turn_away(EdgeqwenError("this user is not served", code="forbidden"))
             return
@@ -186,6 +186,10 @@ class Connection(asyncio.Protocol):
 
     # Reading, writing, ending.
 
+    def _identify(self) -> Peer | None:
+        """Who is at the other end; None if it is nobody who is served."""
+        return peer_of(self._transport)
+
     def _turn_away(self, error: EdgeqwenError) -> None:
         self._transport.write(encode_frame(error_members(error), done=True))
         self.close()
@@ -200,7 +204,10 @@ class Connection(asyncio.Protocol):
         if wire == "http":
             self._http = self._house.open_http(self._transport, self._peer)
             self._http.data_received(data)
-            return
+        else:
+            self._begin_lines(wire, data)
+
+    def _begin_lines(self, wire: Wire, data: bytes) -> None:
         self._lines = LineSession(
             self._house.operations,
             self._peer,

@@ -1,19 +1,22 @@
-"""The server of a Unix socket: accepts, counts connections, and hands each to a `Connection`."""
+"""The server of a Unix socket and of a TCP port: accepts, counts connections, and hands each to a `Connection`."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http.access import HttpAccess
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
+from edgeqwen.server.network import NetworkConnection
 from edgeqwen.server.operations import Operations
 from edgeqwen.sessions.sessions import Sessions
 
@@ -28,8 +31,8 @@ class SocketServer:
     """Serves `eqp/1` and HTTP on bound sockets, for one engine and the sessions on it.
 
     `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end; it must
-    return at once. `threads` is what `stats` says of the threads that compute. `close` waits until the connections are
-    gone.
+    return at once. `threads` is what `stats` says of the threads that compute, `access` who may use HTTP. `close` waits
+    until the connections are gone.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class SocketServer:
         limits: WireLimits | None = None,
         on_shutdown: Callable[[float | None], None],
         threads: Mapping[str, Any] | None = None,
+        access: HttpAccess | None = None,
     ) -> None:
         self.limits = limits or WireLimits()
         self.inference = inference
@@ -57,6 +61,7 @@ class SocketServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._bound: list[BoundSocket] = []
         self._gone = asyncio.Event()
+        self._access = access or HttpAccess()
         self._http: HttpFront | None = None
 
     def __repr__(self) -> str:
@@ -76,6 +81,11 @@ class SocketServer:
         server = await loop.create_unix_server(lambda: Connection(self), sock=bound.sock, backlog=BACKLOG, **options)
         self._servers.append(server)
         self._bound.append(bound)
+
+    async def start_network(self, sock: socket.socket) -> None:
+        """Accept connections of a listening TCP socket, which from now on belongs to the server; they speak HTTP."""
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(lambda: NetworkConnection(self), sock=sock, backlog=BACKLOG))
 
     def stop_accepting(self) -> None:
         """Refuse new connections and close those that owe nothing; work in flight goes on."""
@@ -130,5 +140,7 @@ class SocketServer:
         if self._http is None:
             from edgeqwen.http.front import HttpFront
 
-            self._http = HttpFront(self.inference, self.operations, self.limits, sessions=self.sessions)
+            self._http = HttpFront(
+                self.inference, self.operations, self.limits, sessions=self.sessions, access=self._access
+            )
         return self._http.open(transport, peer)

@@ -185,6 +185,8 @@ class Operations:
         if message.target is not None:
             return cancel_id(message.target)
         assert message.rid is not None
+        if peer.is_remote:
+            raise EdgeqwenError("over the network a request is cancelled by hanging up", code="forbidden", field="rid")
         if self._inference.cancel(message.rid, owner=None if peer.is_admin else peer.owner):
             return 1
         owner = self._owners.get(message.rid)
