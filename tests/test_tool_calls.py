@@ -90,11 +90,12 @@ def test_any_cut_of_a_text_gives_the_same_pieces(parts: list[str], data: st.Data
     assert pieces(*(text[a:b] for a, b in itertools.pairwise(bounds))) == pieces(text)
 
 
-@given(st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 9), st.text(max_size=9), st.none()), max_size=4))
+TEXTS = st.one_of(st.text(max_size=9), st.sampled_from(["</tool_call>", '"</tool_call>\\', '\\" <tool_call>']))
+
+
+@given(st.dictionaries(st.text(max_size=5), st.one_of(st.integers(-9, 9), TEXTS, st.none()), max_size=4))
 def test_arguments_come_through(arguments: dict[str, object]) -> None:
     text = json.dumps({"name": "f", "arguments": arguments})
-    if "</tool_call>" in text:
-        return
-    (call,) = pieces(f"<tool_call>\n{text}\n</tool_call>")
+    (call,) = pieces(*f"<tool_call>\n{text}\n</tool_call>")
     assert isinstance(call, Call)
     assert json.loads(call.arguments) == arguments

@@ -9,11 +9,12 @@ The form is that of Qwen3 and the Hermes models, which its template teaches them
 
 Text is passed on as soon as it cannot be the start of a call; white space before a call and between calls goes with
 them. What stands between the markers and is no such object stays text, markers included, and so does a call that the
-answer's end cuts off, unless its object is complete.
+answer's end cuts off, unless its object is complete. A closing marker inside a JSON string is part of that.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -22,6 +23,7 @@ import msgspec
 
 CALL_OPEN: Final = "<tool_call>"
 CALL_CLOSE: Final = "</tool_call>"
+_STRINGS: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class CallFinder:
     def __init__(self) -> None:
         self._held = ""  # white space, and what may become a marker; inside a call all of it
         self._is_inside = False
+        self._num_searched = 0  # of what is held inside a call: no marker that ends it begins there
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
@@ -58,11 +61,11 @@ class CallFinder:
 
     def _pieces(self) -> Iterator[Piece]:
         while True:
-            marker = CALL_CLOSE if self._is_inside else CALL_OPEN
-            before, found, after = self._held.partition(marker)
-            if not found:
+            at = self._closing() if self._is_inside else self._held.find(CALL_OPEN)
+            if at < 0:
                 break
-            self._held = after
+            before, after = self._held[:at], self._held[at + len(CALL_CLOSE if self._is_inside else CALL_OPEN) :]
+            self._held, self._num_searched = after, 0
             if self._is_inside:
                 yield self._call(before) or CALL_OPEN + before + CALL_CLOSE
             else:
@@ -72,6 +75,15 @@ class CallFinder:
             kept = self._num_free()
             text, self._held = self._held[:kept], self._held[kept:]
             yield text
+
+    def _closing(self) -> int:
+        """Where the marker begins that ends the call; -1 while there is none."""
+        while (at := self._held.find(CALL_CLOSE, self._num_searched)) >= 0:
+            if '"' not in _STRINGS.sub("", self._held[:at]):
+                return at
+            self._num_searched = at + 1
+        self._num_searched = max(self._num_searched, len(self._held) - len(CALL_CLOSE) + 1)
+        return -1
 
     def _num_free(self) -> int:
         """How much of what is held is text whatever comes next: neither white space at the end nor a marker's start."""
