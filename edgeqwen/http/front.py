@@ -12,6 +12,7 @@ from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import CODES, EdgeqwenError
 from edgeqwen.http import anthropic_reply
 from edgeqwen.http.access import HttpAccess
+from edgeqwen.http.batch import Batches
 from edgeqwen.http.chat import ChatCompletions
 from edgeqwen.http.completions import Completions
 from edgeqwen.http.embeddings import EmbeddingVectors
@@ -73,6 +74,7 @@ class HttpFront:
                 Route("GET", "/v1/models/{model}", models.one, openai),
                 Route("POST", "/v1/messages", messages.answer, anthropic),
                 Route("POST", "/v1/messages/count_tokens", messages.count, anthropic),
+                Route("POST", "/eqp/batch", Batches(self._operations, limits).answer, refusal),
                 Route("POST", "/eqp/{op}", LineOperations(self._operations, limits).answer, refusal),
                 *(Route("GET", path, self._probe(operation), openai) for path, operation in PROBES.items()),
             ],

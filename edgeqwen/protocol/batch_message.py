@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from edgeqwen.protocol.operation import Operation
 
 
@@ -12,4 +14,11 @@ class Batch(Operation, frozen=True, kw_only=True):
 
     items: list[Any]
     each: str = "chat"
+    common: dict[str, Any] | None = None
+
+
+class BatchHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands before the items where these come one by one."""
+
+    each: str | None = None
     common: dict[str, Any] | None = None
