@@ -15,6 +15,7 @@ from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_NO_INPUT, EXIT_USAGE, Edgeqwe
 
 COMMANDS: Final = {
     "ask": "edgeqwen.cli.ask",
+    "batch": "edgeqwen.cli.batch",
     "bench": "edgeqwen.cli.bench",
     "chat": "edgeqwen.cli.chat",
     "doctor": "edgeqwen.cli.doctor",
