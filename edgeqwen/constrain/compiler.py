@@ -147,15 +147,24 @@ def _work(job: Callable[[], T], loop: asyncio.AbstractEventLoop, result: asyncio
 
 
 def _compile(form: Form, grammar: str, vocabulary: LLTokenizer) -> Constraint:
-    """On the thread."""
+    """On the thread. Each part is compiled by itself first, so that an error is of the part at fault."""
+    parts: list[Part] = [function.arguments for function in form.functions]
+    if parts and form.format is not None:
+        parts.append(form.format)
+    for part in parts:
+        _matcher(vocabulary, grammar_of_part(part), part.field, has_lines=isinstance(part, Rules))
+    matcher = _matcher(vocabulary, grammar, form.field, has_lines=isinstance(form.format, Rules))
+    return GrammarConstraint(matcher, vocab_size=vocabulary.vocab_size, field=form.field)
+
+
+def _matcher(vocabulary: LLTokenizer, grammar: str, field: str, *, has_lines: bool) -> LLMatcher:
     from llguidance import LLMatcher
 
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_limits())
-    if wrong := matcher.get_error():
-        raise _error_of_part(form, vocabulary) or BadRequest(f"{form.field} {describe(wrong)}", field=form.field)
-    if wrong := _try(matcher.deep_copy()):
-        raise BadRequest(f"{form.field} {describe(wrong)}", field=form.field)
-    return GrammarConstraint(matcher, vocab_size=vocabulary.vocab_size, field=form.field)
+    wrong = matcher.get_error() or _try(matcher.deep_copy())
+    if wrong:
+        raise BadRequest(f"{field} {describe(wrong, has_lines=has_lines)}", field=field)
+    return matcher
 
 
 def _try(matcher: LLMatcher) -> str:
@@ -166,20 +175,6 @@ def _try(matcher: LLMatcher) -> str:
             break
         matcher.consume_token(int(allowed[0]))
     return matcher.get_error()
-
-
-def _error_of_part(form: Form, vocabulary: LLTokenizer) -> BadRequest | None:
-    """The error of the part at fault; None if each is sound by itself."""
-    from llguidance import LLMatcher
-
-    parts: list[Part] = [function.arguments for function in form.functions]
-    if form.format is not None:
-        parts.insert(0, form.format)
-    for part in parts:
-        if wrong := LLMatcher(vocabulary, grammar_of_part(part), log_level=0, limits=_limits()).get_error():
-            has_lines = isinstance(part, Rules)
-            return BadRequest(f"{part.field} {describe(wrong, has_lines=has_lines)}", field=part.field)
-    return None
 
 
 def _limits() -> Any:

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from edgeqwen.constrain.exactness import exact
 from edgeqwen.constrain.limits import check_grammar, check_regex, check_schema
 from edgeqwen.errors import BadRequest
 from edgeqwen.text.tokenizer import Tokenizer
@@ -255,7 +256,7 @@ def _marker(text: str, tokenizer: Tokenizer) -> str:
 def _grammar(part: Part) -> dict[str, Any]:
     match part:
         case Schema():
-            return {"json_schema": {**part.schema, "x-guidance": JSON_STYLE}}
+            return {"json_schema": {**exact(part.schema), "x-guidance": JSON_STYLE}}
         case Regex():
             return {"lark_grammar": f"start: /{_IN_SLASHES.sub(_between_slashes, part.text)}/"}
         case Rules():
@@ -271,8 +272,8 @@ def _between_slashes(match: re.Match[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As Lark quotes a text, which is JSON's way."""
-    return _encode(text)
+    """As Lark quotes a text, which is JSON's way, only that it reads no DEL."""
+    return _encode(text).replace("\x7f", "\\u007f")
 
 
 def _encode(value: Any) -> str:

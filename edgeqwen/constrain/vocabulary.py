@@ -7,6 +7,7 @@ are read alike.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -35,8 +36,33 @@ class _Source:
         self._tokenizer = tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(given, special=False)
+        """Tokens of a text in the middle of an answer, of exactly its bytes: they are all that may come where only one
+        text can. As the model's own encoder cuts it, if that adds no space.
+        """
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+        ids = self._tokenizer.encode_parts(["", data.decode("utf-8", "replace")])
+        return ids if b"".join(map(self._tokenizer.token_bytes, ids)) == data else self._greedy(data)
+
+    def _greedy(self, data: bytes) -> list[int]:
+        """The longest token that fits, again and again."""
+        ids, place = [], 0
+        while place < len(data):
+            lengths = range(min(self._longest, len(data) - place), 0, -1)
+            found = next((n for n in lengths if data[place : place + n] in self._ids), 0)
+            if not found:  # a vocabulary that cannot write this byte
+                break
+            ids.append(self._ids[data[place : place + found]])
+            place += found
+        return ids
+
+    @functools.cached_property
+    def _ids(self) -> dict[bytes, int]:
+        added = {token.id for token in self._tokenizer.added_tokens}
+        return {data: i for i, data in enumerate(self.tokens[:-1]) if data and i not in added}
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids), default=0)
 
 
 def make_vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> LLTokenizer:

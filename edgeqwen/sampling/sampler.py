@@ -90,7 +90,14 @@ class Sampler:
         token = int(row.argmax())  # a NaN counts as the largest value, so one look at the winner finds it
         if not math.isfinite(row[token]):
             raise RuntimeFailed("the model gave logits that are not numbers")
-        return token if self._rng is None else draw(row, self._params, self._rng.random())
+        if self._rng is None:
+            return token
+        share = self._rng.random()
+        if self._phases is None or not self._phases.is_masking:
+            return draw(row, self._params, share)
+        # Filters look for the upper end of a vocabulary; of the few tokens that a form lets come they need not.
+        ids = np.flatnonzero(row > -np.inf)
+        return int(ids[draw(row[ids], self._params, share)])
 
     def _adjusted(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
         """`raw` itself if nothing applies, else a copy with masks, bias and penalties."""
