@@ -54,34 +54,53 @@ export async function * frames(path, request, { signal, timeoutMs = SILENCE_MS }
   if (Buffer.byteLength(path) > MAX_PATH_BYTES) {
     throw new EdgeqwenError({ code: 'bad_path', message: `${path}: the limit of a socket path is 107 bytes; shorten it` })
   }
+  const lines = []
+  let tail = ''
+  let isConnected = false
+  let isOver = false
+  let failure
+  let wake = () => {}
+  const end = (error) => {
+    failure ??= error
+    isOver = true
+    wake()
+  }
   // allowHalfOpen: our end of input must not be theirs, nor theirs ours.
   const socket = net.createConnection({ path, allowHalfOpen: true, signal })
   socket.setTimeout(timeoutMs, () => socket.destroy(Object.assign(new Error(), { code: 'ETIMEDOUT' })))
-  // A daemon that turns a connection away closes it at once: writing fails then, and its reason can still be read.
-  let isConnected = false
-  socket.once('connect', () => { isConnected = true })
   socket.setEncoding('utf8') // holds a character back until it is whole
-  socket.end(JSON.stringify(request) + '\n')
-  let tail = ''
+  socket.on('data', (chunk) => {
+    const parts = (tail + chunk).split('\n')
+    tail = parts.pop()
+    lines.push(...parts)
+    if (tail.length > MAX_FRAME_CHARS) socket.destroy(notAFrame())
+    wake()
+  })
+  socket.once('error', end).once('end', end).once('close', () => end())
+  socket.once('connect', () => {
+    isConnected = true
+    // A daemon that turns a connection away says why and closes it at once. Node drops what it has not read when a
+    // write fails, so it reads once before.
+    setImmediate(() => setImmediate(() => socket.end(JSON.stringify(request) + '\n')))
+  })
   try {
-    for await (const chunk of socket) {
-      const lines = (tail + chunk).split('\n')
-      tail = lines.pop()
-      for (const line of lines) {
-        const frame = parse(line)
-        if (frame === null || (frame.id !== undefined && frame.id !== request.id)) continue
-        if (frame.done && frame.error) throw new EdgeqwenError(frame.error)
-        yield frame
-        if (frame.done) return
+    while (lines.length > 0 || !isOver) {
+      const line = lines.shift()
+      if (line === undefined) {
+        await new Promise((resolve) => { wake = resolve })
+        continue
       }
-      if (tail.length > MAX_FRAME_CHARS) throw notAFrame()
+      const frame = parse(line)
+      if (frame === null || (frame.id !== undefined && frame.id !== request.id)) continue
+      if (frame.done && frame.error) throw new EdgeqwenError(frame.error)
+      yield frame
+      if (frame.done) return
     }
-  } catch (error) {
-    throw error instanceof EdgeqwenError ? error : ofSocket(error, path, isConnected)
+    if (failure !== undefined) throw failure instanceof EdgeqwenError ? failure : ofSocket(failure, path, isConnected)
+    throw new EdgeqwenError({ code: 'cut_off', message: 'the connection ended before the answer did' })
   } finally {
     socket.destroy()
   }
-  throw new EdgeqwenError({ code: 'cut_off', message: 'the connection ended before the answer did' })
 }
 
 function parse(line) {

@@ -7,6 +7,8 @@ On the unix port the address is the socket's path. A board reaches the daemon ov
 gives host and port as a tuple; see docs/clients.md. From a shell:
 
     micropython edgeqwen_micropython.py SOCKET PROMPT [SESSION]
+
+where - is a PROMPT that comes on stdin: an argument of MicroPython's has at most 255 bytes.
 """
 
 import json
@@ -16,7 +18,7 @@ import sys
 MAX_LINE_BYTES = 512 << 10  # an answer in one piece has up to 256 KiB, a streamed frame 32
 MAX_PATH_BYTES = 107
 SILENCE_S = 610  # no answer takes longer than 600 s, and a queued one may be silent until then
-_EACCES, _EPIPE, _ECONNRESET = 13, 32, 104  # the module errno of a board may lack some
+_EACCES = 13  # the module errno of a board may lack it
 _EXIT_CODES = {
     64: ("bad_request", "unknown_op", "unsupported_version", "duplicate_id"),
     65: ("bad_json", "bad_utf8", "too_large", "timeout", "too_long"),
@@ -44,7 +46,7 @@ class EdgeqwenError(Exception):
 
 
 def ask(address, prompt, on_text=None, on_reasoning=None, timeout_s=SILENCE_S, **members):
-    """The final frame of a streamed chat. `members` are more of the request: session="@notes", think=False, max_tokens=9.
+    """The final frame of a streamed chat. `members` are more of the request, such as session="@notes".
 
     The callbacks get the text as it comes. Raises `EdgeqwenError`. What a callback raises hangs up: the daemon stops.
     """
@@ -94,33 +96,43 @@ def _connect(address, timeout_s):
         if sys.implementation.name == "micropython":  # it wants the C structure: the family, then the path
             family = socket.AF_UNIX.to_bytes(2, sys.byteorder)
             where = family + path + b"\0"
+    number = _connect_to(sock, where, timeout_s)
+    if number is None:
+        return sock
+    sock.close()
+    if number == _EACCES:
+        raise EdgeqwenError("forbidden", f"{address}: this user may not connect to the daemon")
+    raise EdgeqwenError("no_daemon", f"{address}: no daemon; start one with: edgeqwen serve")
+
+
+def _connect_to(sock, where, timeout_s):
+    """None, or the number of the error (MicroPython would complain if one exception were raised from another)."""
     try:
         sock.settimeout(timeout_s)
         sock.connect(where)
     except OSError as error:
-        sock.close()
-        if error.args[0] == _EACCES:
-            raise EdgeqwenError("forbidden", f"{address}: this user may not connect to the daemon") from error
-        raise EdgeqwenError("no_daemon", f"{address}: no daemon; start one with: edgeqwen serve") from error
-    return sock
+        return error.args[0]
+    return None
 
 
 def _send(sock, data):
-    """A daemon that turns a connection away closes it at once; its reason can still be read then."""
-    try:
-        while data:
-            data = data[sock.send(data) :]
-    except OSError as error:
-        if error.args[0] not in (_EPIPE, _ECONNRESET):
-            raise EdgeqwenError("cut_off", "the request could not be sent") from error
+    """A daemon that turns a connection away closes it at once; its reason can still be read then, so a failure to send
+    everything is none here.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[sock.send(view) :]
+        except OSError:
+            return
 
 
 def _read_line(lines):
     try:
         line = lines.readline(MAX_LINE_BYTES)
     except OSError:  # reset, or silent for too long
-        line = b""
-    if not line.endswith(b"\n"):
+        line = None  # as MicroPython has it when it was silent
+    if not line or not line.endswith(b"\n"):
         raise EdgeqwenError("cut_off", "the connection ended before the answer did")
     return line
 
@@ -162,9 +174,10 @@ def _main(arguments):
         sys.stdout.buffer.write(text.encode())
         sys.stdout.buffer.flush()
 
+    prompt = sys.stdin.read() if arguments[1] == "-" else arguments[1]
     members = {"session": "@" + arguments[2]} if len(arguments) == 3 else {}
     try:
-        ask(arguments[0], arguments[1], on_text=show, on_reasoning=sys.stderr.write, **members)
+        ask(arguments[0], prompt, on_text=show, on_reasoning=sys.stderr.write, **members)
     except EdgeqwenError as error:
         sys.stderr.write(f"edgeqwen: {error.message} ({error.code})\n")
         return error.exit_code
