@@ -40,7 +40,8 @@ MAX_COMPILE_S: Final = 2.0
 MAX_STUCK: Final = 2
 MAX_KEPT: Final = 32
 MAX_KEPT_S: Final = 1.0
-_TRIED_TOKENS: Final = 4
+_TRIED_TOKENS: Final = 48
+"""White space and indentation are tried first, and what follows shall be too."""
 _STACK_BYTES: Final = 256 << 20
 _MAX_LEXER_STATES: Final = 50_000
 """About 2 kB each."""
