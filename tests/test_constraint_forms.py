@@ -184,7 +184,7 @@ def test_ordinary_multiples_are_within_the_limits(numbers: tuple[float, ...]) ->
         ({"type": "integer", "minimum": 5, "maximum": 3}, "satisfied"),
         ({"oneOf": [{"type": "string"}, {"const": SECRET}]}, "oneOf"),
         ({"$ref": "#"}, "satisfied"),
-        ({"properties": {f"{SECRET}{i}": {"type": "string"} for i in range(1500)}}, "complex"),
+        ({"type": "object", "properties": {f"{SECRET}{i}": {"type": "string"} for i in range(1500)}}, "complex"),
     ],
 )
 def test_what_cannot_be_followed_is_said_and_nothing_of_the_clients_repeated(schema: Any, said: str) -> None:
