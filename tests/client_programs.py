@@ -23,6 +23,8 @@ CFLAGS = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror")
 SANITIZERS = ("-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 BUILD_GUARD_S = 300.0
 MICROPYTHON_ARGUMENT_BYTES = 255
+ENDLESS = 'fake:{"step_s":0.05,"capacity":100000}'
+"""A runtime whose answers take minutes: nothing in them repeats, so no token is guessed."""
 SHELL_CALL = '. "$1"; shift; if [ -n "${2-}" ]; then eq_ask -s "$2" -- "$1"; else eq_ask -- "$1"; fi'
 
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from tests.client_programs import CFLAGS, CLIENTS, SANITIZERS, build_c, build_folder, run_tool, tool
+from tests.client_programs import CFLAGS, CLIENTS, ENDLESS, SANITIZERS, build_c, build_folder, run_tool, tool
 from tests.daemons import HANG_GUARD_S, running_daemon, script_of
 from tests.scripted_socket import FINAL, START, line, said, scripted_socket
 
@@ -383,7 +383,7 @@ def test_callback_that_stops_hangs_up() -> None:
         return 0;
     }
     """
-    with running_daemon('fake:{"tokens":[40],"loop":true,"step_s":0.002,"capacity":100000}') as daemon:
+    with running_daemon(ENDLESS) as daemon:
         result = run_main(body, "stop", str(daemon.socket_path))
         daemon.wait_for(running=0, queued=0)
     assert (result.returncode, result.stdout) == (0, b"130 stopped")

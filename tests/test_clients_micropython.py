@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.client_programs import CLIENTS, run_tool, tool
+from tests.client_programs import CLIENTS, ENDLESS, run_tool, tool
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon, script_of
 from tests.scripted_socket import FINAL, START, line, scripted_socket
 
@@ -85,7 +85,7 @@ except EdgeqwenError as e:
 
 
 def test_callback_that_raises_hangs_up(interpreter: str, tmp_path: Path) -> None:
-    with running_daemon('fake:{"tokens":[40],"loop":true,"step_s":0.002,"capacity":100000}') as daemon:
+    with running_daemon(ENDLESS) as daemon:
         body = f"""
 def stop(text):
     raise ValueError("enough")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edgeqwen.errors import CODES
-from tests.client_programs import PROGRAMS, Program
+from tests.client_programs import ENDLESS, PROGRAMS, Program
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon, script_of
 from tests.scripted_socket import FINAL, START, line, said, scripted_socket
 
@@ -76,7 +76,7 @@ def test_prompt_that_is_too_long_says_so_though_the_daemon_closes(program: Progr
 @one_of_each
 def test_closing_stdout_stops_the_daemon(program: Program) -> None:
     with (
-        running_daemon('fake:{"tokens":[40],"loop":true,"step_s":0.002,"capacity":100000}') as daemon,
+        running_daemon(ENDLESS) as daemon,
         program.start(daemon.socket_path) as process,
     ):
         assert process.stdout is not None

@@ -52,13 +52,17 @@ def ask(address, prompt, on_text=None, on_reasoning=None, timeout_s=SILENCE_S, *
     """
     request = {"op": "chat", "stream": True, "close": True, "prompt": prompt}  # close: a board cannot half-close
     request.update(members)
-    for frame in frames(address, request, timeout_s):
-        if frame.get("reasoning") and on_reasoning:
-            on_reasoning(_whole(frame["reasoning"]))
-        if frame.get("delta") and on_text:
-            on_text(_whole(frame["delta"]))
-        if frame["done"]:
-            return frame
+    incoming = frames(address, request, timeout_s)
+    try:
+        for frame in incoming:
+            if frame.get("reasoning") and on_reasoning:
+                on_reasoning(_whole(frame["reasoning"]))
+            if frame.get("delta") and on_text:
+                on_text(_whole(frame["delta"]))
+            if frame["done"]:
+                return frame
+    finally:
+        incoming.close()  # at once, which MicroPython would leave to its next collection
     raise AssertionError("frames end with a final one or an error")
 
 
