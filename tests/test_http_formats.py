@@ -496,6 +496,15 @@ async def test_the_budget_and_the_cache_are_told_in_anthropics_words(tmp_path: P
         assert usage["input_tokens"] + usage["cache_read_input_tokens"] == counted["input_tokens"]
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_the_stop_sequence_that_was_said_is_told(tmp_path: Path, is_stream: bool) -> None:
+    body = {"max_tokens": 50, "messages": USER, "stop_sequences": ["never", "wor"], "stream": is_stream}
+    async with serve(tmp_path, fake_inference("Hello world!")) as wire:
+        answer = await ask(wire, MESSAGES, body)
+    message = blocks_of(answer)[1] if is_stream else answer.json
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "wor")
+
+
 def test_blocks_become_the_templates_messages() -> None:
     wanted = read_messages({
         "max_tokens": 5,

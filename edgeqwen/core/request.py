@@ -170,12 +170,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Terminal: every choice has ended. `finishes` holds one reason a choice."""
+    """Terminal: every choice has ended. `finishes` holds one reason a choice, `stops` the stop string that ended it."""
 
     rid: str
     finishes: tuple[FinishReason, ...]
     usage: Usage
     ms: Timings
+    stops: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

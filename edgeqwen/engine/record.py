@@ -115,7 +115,8 @@ class Record(LiveRequest):
             reasoning=self._num_reasoning,
         )
         finishes = tuple(choice.finish for choice in self._choices if choice.finish is not None)
-        return Done(self.request.rid, finishes, usage, self.timings(now))
+        stops = tuple(choice.stream.stop for choice in self._choices)
+        return Done(self.request.rid, finishes, usage, self.timings(now), stops)
 
     def _emit_text(self, choice: int, deltas: Iterable[TextDelta]) -> None:
         calls = self._choices[choice].calls

@@ -67,14 +67,23 @@ def usage_object(usage: Usage) -> dict[str, int]:
     }
 
 
-def message_object(head: Head, content: list[dict[str, Any]], usage: Usage, stop_reason: str | None) -> dict[str, Any]:
+def stop_members(ending: Ending) -> dict[str, Any]:
+    """Why the message ends, and the stop string if that is why."""
+    reason = STOP_REASONS[ending.finishes[0]]
+    if reason == "end_turn" and ending.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop}
+    return {"stop_reason": reason, "stop_sequence": None}
+
+
+def message_object(head: Head, content: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+    """A message that has not ended."""
     return {
         "id": f"msg_{head.rid}",
         "type": "message",
         "role": "assistant",
         "model": head.model,
         "content": content,
-        "stop_reason": stop_reason,
+        "stop_reason": None,
         "stop_sequence": None,
         "usage": usage_object(usage),
     }
@@ -124,7 +133,7 @@ class BlockEvents:
         self._kind: str | None = None  # of the block that is open
 
     def first(self, num_prompt_tokens: int) -> bytes:
-        message = message_object(self._head, [], Usage(num_prompt_tokens, 0, 0), None)
+        message = message_object(self._head, [], Usage(num_prompt_tokens, 0, 0))
         return _event({"type": "message_start", "message": message}) + _event({"type": "ping"})
 
     def piece(self, piece: Piece) -> Iterator[bytes]:
@@ -143,8 +152,7 @@ class BlockEvents:
                 yield self._delta({"type": f"{kind}_delta", kind: text})
 
     def last(self, ending: Ending) -> bytes:
-        delta = {"stop_reason": STOP_REASONS[ending.finishes[0]], "stop_sequence": None}
-        end = {"type": "message_delta", "delta": delta, "usage": usage_object(ending.usage)}
+        end = {"type": "message_delta", "delta": stop_members(ending), "usage": usage_object(ending.usage)}
         return self._end_block() + _event(end) + _event({"type": "message_stop"})
 
     def _begin_block(self, block: dict[str, Any]) -> bytes:

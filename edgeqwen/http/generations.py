@@ -41,10 +41,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How all choices have ended, those of a later prompt behind those of an earlier one."""
+    """How all choices have ended, those of a later prompt behind those of an earlier one. `stop` is the stop string
+    that ended the first.
+    """
 
     finishes: tuple[FinishReason, ...]
     usage: Usage
+    stop: str | None = None
 
 
 class Mailbox:
@@ -133,7 +136,8 @@ class Running:
             name: sum(getattr(done.usage, name) for done in dones)
             for name in ("prompt", "cached", "completion", "reasoning")
         }
-        return Ending(tuple(finish for done in dones for finish in done.finishes), Usage(**sums))
+        finishes = tuple(finish for done in dones for finish in done.finishes)
+        return Ending(finishes, Usage(**sums), dones[0].stops[0] if dones[0].stops else None)
 
     def cancel(self) -> None:
         for generation in self._generations:

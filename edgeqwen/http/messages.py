@@ -8,7 +8,7 @@ from aiohttp import web
 
 from edgeqwen.core.request import ToolCall
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.http.anthropic_reply import STOP_REASONS, BlockEvents, BlockList, error_event, message_object
+from edgeqwen.http.anthropic_reply import BlockEvents, BlockList, error_event, message_object, stop_members
 from edgeqwen.http.anthropic_request import NAMES, MessagesRequest, read_messages, read_prompt
 from edgeqwen.http.event_stream import open_event_stream
 from edgeqwen.http.generations import Generations, Head, Piece, Running, renamed
@@ -55,8 +55,7 @@ class Messages:
             elif _is_wanted(piece, wanted):
                 num_bytes += blocks.add(piece)
         ending = running.ending
-        stop_reason = STOP_REASONS[ending.finishes[0]]
-        return json_response(message_object(head, blocks.to_content(), ending.usage, stop_reason))
+        return json_response(message_object(head, blocks.to_content(), ending.usage) | stop_members(ending))
 
     async def _stream(
         self, request: web.BaseRequest, wanted: MessagesRequest, head: Head, running: Running

@@ -17,7 +17,11 @@ class StopMatcher:
         assert all(stops), "an empty stop string would match everywhere"
         self._stops = tuple(stops)
         self._held = ""
-        self.is_stopped = False
+        self.stop: str | None = None  # the one that was found
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
         """The part of what was held and `text` that certainly precedes any stop string; empty after a stop.
@@ -28,8 +32,8 @@ class StopMatcher:
             return ""
         num_old = len(self._held)
         text = self._held + text
-        if is_armed and (start := self._first_stop(text, num_old)) is not None:
-            self.is_stopped = True
+        if is_armed and (found := self._first_stop(text, num_old)) is not None:
+            start, self.stop = found
             self._held = ""
             return text[:start]
         split = len(text) - self._held_len(text)
@@ -41,14 +45,14 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    def _first_stop(self, text: str, num_old: int) -> int | None:
-        """Where the stop string begins that ends first behind the first `num_old` characters."""
+    def _first_stop(self, text: str, num_old: int) -> tuple[int, str] | None:
+        """Where the stop string begins that ends first behind the first `num_old` characters, and which it is."""
         found = [
-            (at + len(stop), at)
+            (at + len(stop), at, stop)
             for stop in self._stops
             if (at := text.find(stop, max(0, num_old + 1 - len(stop)))) >= 0
         ]
-        return min(found)[1] if found else None
+        return min(found)[1:] if found else None
 
     def _held_len(self, text: str) -> int:
         lengths = (_overlap_len(text, stop) for stop in self._stops)

@@ -53,6 +53,10 @@ class _Segment:
         self._matcher = StopMatcher(stops if channel == "content" else ())
 
     @property
+    def stop(self) -> str | None:
+        return self._matcher.stop
+
+    @property
     def is_stopped(self) -> bool:
         return self._matcher.is_stopped
 
@@ -91,6 +95,11 @@ class TextStream:
     def is_stopped(self) -> bool:
         """A stop string was completed; nothing comes any more."""
         return self._segment.is_stopped
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was said."""
+        return self._segment.stop
 
     @property
     def is_reasoning(self) -> bool:
