@@ -25,7 +25,7 @@ TOOL = {
 
 def test_every_finished_answer_is_a_value_of_its_schema(tmp_path: Path) -> None:
     model = package_model(smollm2_package("int8"), "fp32")
-    found = schemas.run(tmp_path, model, schemas.Size(num_schemas=20, max_tokens=250, seed=50))
+    found = schemas.run(tmp_path, model, schemas.Size(num_schemas=20, max_tokens=200, seed=50))
     assert found["stop"] >= 10
 
 

@@ -20,6 +20,8 @@ _FIXED: Final = (
     ("oneOf constraints", "holds `oneOf` with branches that may overlap: use `anyOf`"),
     ("Pointer", "holds a `$ref` that points to nothing in it"),
     ("Resource", "holds a `$ref` that points outside of it"),
+    ("min/maxProperties", "bounds the number of properties where not all that it names are required"),
+    ("'multipleOf'", "holds a `multipleOf` that cannot be followed"),
     ("circular references", "holds a `$ref` in a circle, with other keywords beside it"),
     ("no start rule", "has no rule named start"),
     ("unknown name", "uses a name that no rule has"),
@@ -58,4 +60,4 @@ def _what(text: str) -> str:
     lower = text.lower()
     if any(part.lower() in lower for part in _TOO_COMPLEX):
         return TOO_COMPLEX
-    return "cannot be read"
+    return "cannot be followed"
