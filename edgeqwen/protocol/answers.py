@@ -218,6 +218,7 @@ class Answer:
 
     def _finish(self, members: dict[str, Any]) -> None:
         self.is_final = True
+        self._prompt_ids = ()  # whoever emits may know us and live on
         self._emit(members, True)
 
     def _final_members(self, event: Done) -> dict[str, Any]:

@@ -46,8 +46,9 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     A step takes `step_s`, and more for long chunks: `prefill_token_s` for each token of one of which at most the last
     gives logits, else (a chunk of guesses) `row_s` for each row of logits behind the first. Loading takes `load_s`.
     Steps are counted from 1: `hang_at_step` takes `hang_s` more, `fail_at_step` raises, `nan_at_step` yields NaN.
-    `fail_load` is the message that loading fails with. `eos`, `vocab_size`, `num_tokens`, `num_slots`, `capacity`,
-    `max_chunk` and `kv_bytes_per_token` replace what the caller gives. `hidden_size` 0: there are no hidden states.
+    `fail_load` is the message that loading fails with. `records` false: no batches are kept, so memory can be measured.
+    `eos`, `vocab_size`, `num_tokens`, `num_slots`, `capacity`, `max_chunk` and `kv_bytes_per_token` replace what the
+    caller gives. `hidden_size` 0: there are no hidden states.
     """
 
     tokens: tuple[TokenId, ...] = ()
@@ -64,6 +65,7 @@ class FakeScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fail_at_step: Count | tuple[Count, ...] = ()
     nan_at_step: Count | tuple[Count, ...] = ()
     fail_load: str | None = None
+    records: bool = True
     vocab_size: Count | None = None
     num_tokens: Count | None = None
     num_slots: Count | None = None
@@ -183,7 +185,8 @@ class FakeRuntime:
         slots = [chunk.slot for chunk in batch.chunks]
         assert slots == sorted(set(slots)), f"slots not ascending and distinct: {slots}"
         self._num_steps += 1
-        self.batches.append(batch)
+        if self._script.records:
+            self.batches.append(batch)
         self._sleep(self._duration_s(batch))
         if _is_listed(self._num_steps, self._script.fail_at_step):
             for slot in slots:

@@ -73,7 +73,16 @@ class Work:
     def _emit_frame(self, members: dict[str, Any], done: bool) -> None:
         if done and "error" not in members:
             members = {**members, **self._final_members()}
+        if done:
+            self._let_go()
         self._emit(members, done)
+
+    def _let_go(self) -> None:
+        """Forget the request: work and answer know each other, so they live until garbage is collected, and thousands
+        of prompts should not live as long.
+        """
+        self._generation = None
+        self._submit_to = _submit_nothing
 
     def _on_event(self, event: Event) -> None:
         self._answer.push(event)
@@ -112,4 +121,9 @@ class Work:
 
     def _refuse(self, error: EdgeqwenError) -> None:
         members: dict[str, Any] = error_members(error)
+        self._let_go()
         self._emit(members, True)
+
+
+async def _submit_nothing(_: Sink) -> Generation:
+    raise AssertionError("work is submitted once")
