@@ -80,6 +80,7 @@ _eq_member() {
 }
 
 # From the first byte of a JSON string to its end, as UTF-8; half a surrogate pair becomes U+FFFD.
+# shellcheck disable=SC2016 # the dollar signs are awk's
 _eq_unescape='
 function hex(s,    i, n) {
     for (i = 1; i <= 4; i++) n = n * 16 + index("0123456789abcdef", tolower(substr(s, i, 1))) - 1
@@ -159,6 +160,7 @@ _eq_by_curl() {
 _eq_read() {
     is_silent=1 ended='' is_thinking='' cr=$(printf '\r')
     while IFS= read -r frame || [ -n "$frame" ]; do
+        [ ${#frame} -le 300000 ] || _eq_fail 74 'the daemon sent something that is too long for a frame'
         frame=${frame%"$cr"}
         case $frame in
         '') continue ;;
