@@ -1,6 +1,6 @@
 """Three prompts together against one after another: how much faster a batch is.
 
-    scripts/benchmark batch [--package PACKAGE] [--prompts 3] [--max-tokens 64] [--rounds 5]
+    scripts/benchmark batch [--package PACKAGE] [--kv fp32|int8] [--prompts 3] [--max-tokens 64] [--rounds 5]
 
 A daemon serves the package (default: SmolLM2-135M-Instruct in int8). In each round the prompts are asked one after
 another, each when the one before has its answer, and then together as one `batch`; every answer has all its tokens and
@@ -25,8 +25,15 @@ TOPICS = ("the sea", "a mountain", "an old clock", "the first train", "a garden"
 
 
 def items(num_prompts: int, number: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Prompts that no round before has had."""
-    common = {"max_tokens": max_tokens, "min_tokens": max_tokens, "ignore_eos": True, "cache": False, "temperature": 0}
+    """Prompts that no round before has had. Nothing is guessed ahead, or some would take fewer steps than others."""
+    common = {
+        "max_tokens": max_tokens,
+        "min_tokens": max_tokens,
+        "ignore_eos": True,
+        "cache": False,
+        "speculate": False,
+        "temperature": 0,
+    }
     topics = [TOPICS[index % len(TOPICS)] for index in range(num_prompts)]
     return [{"prompt": f"Story {number}: write at length about {topic}.", **common} for topic in topics]
 
@@ -59,6 +66,7 @@ def _check(frame: Any, members: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--package", type=Path, help="default: SmolLM2-135M-Instruct in int8")
+    parser.add_argument("--kv", choices=("fp32", "int8"), help="default: what the daemon chooses")
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
@@ -67,7 +75,7 @@ def main() -> None:
     rounds: list[tuple[float, float]] = []
     with (
         tempfile.TemporaryDirectory(prefix="bench-batch-") as state,
-        running_daemon(package, Path(state)) as daemon,
+        running_daemon(package, Path(state), *(["--kv", given.kv] if given.kv else [])) as daemon,
         daemon.client() as client,
     ):
         for number in range(given.rounds + 1):
@@ -78,6 +86,7 @@ def main() -> None:
     report = {
         "benchmark": "batch",
         "package": package.name,
+        "kv": given.kv or "auto",
         "prompts": given.prompts,
         "max_tokens": given.max_tokens,
         "in_turn_s": round(statistics.median(turn_s for turn_s, _ in rounds), 3),

@@ -54,6 +54,16 @@ async def test_items_may_be_raw_prompts(wire: Wire) -> None:
     assert {frame["text"] for frame in frames} == {"aHello!", f"{prompt}Hello!"}
 
 
+async def test_items_may_be_texts_for_vectors(wire: Wire) -> None:
+    client = await wire.connect()
+    items = [{"texts": ["a", "b"]}, {"texts": []}, {"tokens": [[40]], "pooling": "mean"}]
+    final, frames = await batch(client, items, each="embed", common={"pooling": "last"})
+    by_number = {frame["item"]: frame for frame in frames}
+    assert (final["n"], final["failed"]) == (3, 1)
+    assert [len(by_number[number]["embeddings"]) for number in (0, 2)] == [2, 1]
+    assert by_number[1]["error"]["field"] == "texts"
+
+
 async def test_an_item_that_is_wrong_is_alone_in_that(wire: Wire) -> None:
     client = await wire.connect()
     items = [
