@@ -73,7 +73,11 @@ class Sampler:
         """
         raw = logits[: self._num_tokens]
         phases = self._phases
-        token = self._drawn(raw) if phases is None or phases.forced is None else phases.forced
+        token = None if phases is None else phases.forced
+        if token is None:
+            token = self._drawn(raw)
+        else:
+            _check(raw.max())
         self._num_drawn += 1
         if self._history is not None:
             self._history.add(token)
@@ -87,9 +91,8 @@ class Sampler:
 
     def _drawn(self, raw: NDArray[np.float32]) -> int:
         row = self._adjusted(raw)
-        token = int(row.argmax())  # a NaN counts as the largest value, so one look at the winner finds it
-        if not math.isfinite(row[token]):
-            raise RuntimeFailed("the model gave logits that are not numbers")
+        token = int(row.argmax())
+        _check(row[token])
         if self._rng is None:
             return token
         share = self._rng.random()
@@ -122,6 +125,12 @@ class Sampler:
         row[self._eos] = -np.inf
         if row.max() == -np.inf:
             row[self._eos] = kept
+
+
+def _check(largest: np.float32) -> None:
+    """A NaN counts as the largest value of a row, so one look at that finds it."""
+    if not math.isfinite(largest):
+        raise RuntimeFailed("the model gave logits that are not numbers")
 
 
 def _has_penalties(params: SamplingParams) -> bool:
