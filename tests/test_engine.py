@@ -615,3 +615,17 @@ async def test_a_slot_that_was_left_is_released_after_a_while_with_nothing_else_
             while rig.runtime.held_slots:  # noqa: ASYNC110 -- the runtime lives on another thread and has no event
                 await asyncio.sleep(0.001)
         assert rig.inference.stats().kv["spare_bytes"] == 0
+
+
+async def test_what_is_known_of_a_prompt_may_take_several_plans_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "edgeqwen.scheduler.pieces.MAX_BYTES", 1
+    )  # a block at a time, and nothing computed till the last
+    async with running(FakeScript(num_slots=1, kv_bytes_per_token=64)) as rig:
+        prompt, other = tuple(range(40, 240)), tuple(range(30, 230))
+        first = await rig.run(tokens=prompt, max_tokens=4, temperature=0)
+        await rig.run(tokens=other, max_tokens=4)
+        done, again = await rig.run(tokens=prompt, max_tokens=4, temperature=0)
+        assert done.usage.cached == len(prompt) - 1
+        assert again.text() == first[1].text()
+        await rig.settle()

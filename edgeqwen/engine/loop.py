@@ -129,11 +129,11 @@ class StepLoop:
 
     def _prepare_masks(self, plan: StepPlan, takers: Sequence[_Taker]) -> list[Future[None]]:
         """Begin with what is needed when the logits are there. From here, since a thread keeps to the processors of the
-        one that starts it, and the engine thread may be bound to one.
+        one that starts it, and the engine thread may be bound to one. A plan that only fetches has no chunks.
         """
         return [
             self._masks.submit(taker.prepare)
-            for taker, chunk in zip(takers, plan.batch.chunks, strict=True)
+            for taker, chunk in zip(takers, plan.batch.chunks, strict=False)
             if chunk.num_logits and taker.needs_preparation
         ]
 
