@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.models import needs_row_invariance, smollm2_package
-from tests.soak import aborts, crowd, kill9, mixed
+from tests.soak import aborts, crowd, fuzz, kill9, mixed
+from tests.soak.fuzz_answers import check_lines, read_responses
 from tests.soak.line import Ended, Line
 from tests.soak.service import Model, Service, package_model, scripted_model
 
@@ -56,6 +57,14 @@ def test_clients_that_hang_up_do_not_change_what_others_are_told(model: Model, t
     assert found["answered"] > 8
 
 
+def test_whatever_is_sent_the_daemon_stays_well_and_each_request_has_one_end(tmp_path: Path) -> None:
+    # As much memory as the first requests take is for the long form to tell from a leak.
+    size = fuzz.Size(num_requests=600, num_splits=20_000, num_socket_splits=2000, most_growth=1.0)
+    found = fuzz.run(tmp_path, size)
+    assert found["splits"] == 20_000
+    assert min(found["answers"][kind] for kind in ("well", "bad_json", "bad_request", "http 200", "http 400")) > 0
+
+
 # That the runs would see what they look for.
 
 
@@ -97,3 +106,41 @@ def test_line_sees_a_second_last_frame(tmp_path: Path) -> None:
                     line.check_silence()
             with pytest.raises(Ended):
                 line.read()
+
+
+SENT = b'{"op":"health","id":1}\n{"op":"health"}\n'
+ANSWERED = b'{"id":1,"done":true,"ok":true}\n{"done":true,"ok":true}\n'
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        ANSWERED.replace(b'"id":1', b'"id":2'),
+        ANSWERED + b'{"id":1,"done":true}\n',
+        ANSWERED[: -len(b'{"done":true,"ok":true}\n')],
+        ANSWERED[:-1],
+        ANSWERED + b'{"id":1,"done":false}\n',
+        b'{"id":1,"done":true,"error":{"code":"engine","message":""}}\n{"done":true}\n',
+        b'{"done":true,"error":{"code":"bad_json","message":"line 1 is not"}}\n' + ANSWERED,
+    ],
+)
+def test_fuzzing_sees_a_frame_too_many_too_few_or_of_nobody(got: bytes) -> None:
+    check_lines(SENT, ANSWERED)
+    with pytest.raises(AssertionError):
+        check_lines(SENT, got)
+
+
+@pytest.mark.parametrize(
+    "got",
+    [
+        b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Len",
+    ],
+)
+def test_fuzzing_sees_a_response_that_failed_or_is_torn(got: bytes) -> None:
+    whole = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    assert [response.body for response in read_responses(whole * 2, methods=[])] == [b"{}"] * 2
+    with pytest.raises(AssertionError):
+        read_responses(whole + got, methods=[])

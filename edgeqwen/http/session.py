@@ -86,7 +86,7 @@ class HttpHandler(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if status >= 500:
+        if status >= 500 and not isinstance(exc, ConnectionError):  # a client that has gone is no failure
             log.error("an HTTP request failed: %s", type(exc).__name__)
         if request.writer.output_size > 0:
             raise ConnectionError("the response has begun and cannot become an error")

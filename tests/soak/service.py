@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -144,8 +145,9 @@ class Service:
         """Open files by name, sockets and pipes by their kind."""
         names: Counter[str] = Counter()
         for path in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            target = os.readlink(path)
-            names[target if target.startswith("/") else target.partition(":")[0]] += 1
+            with contextlib.suppress(FileNotFoundError):  # closed just now
+                target = os.readlink(path)
+                names[target if target.startswith("/") else target.partition(":")[0]] += 1
         return names
 
     def files(self) -> dict[str, int]:
