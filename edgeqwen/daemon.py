@@ -32,7 +32,7 @@ from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, ConfigInvalid, Edgeqw
 from edgeqwen.http.access import ApiKeys, HttpAccess
 from edgeqwen.loading import DaemonOptions, open_model
 from edgeqwen.protocol.limits import WireLimits
-from edgeqwen.server import SocketServer, bind_socket
+from edgeqwen.server import BoundSocket, SocketServer, bind_socket
 from edgeqwen.server.network import bind_network, bound_address, parse_address
 from edgeqwen.service import Notifier
 from edgeqwen.sessions.files import SessionFolder
@@ -99,14 +99,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
             if network is not None:
                 network.close()
             raise
-        await server.start(bound)
-        log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
-        if network is not None:
-            log.info("listening http=%s keys=%s", bound_address(network), "yes" if access.keys else "no")
-            await server.start_network(network)
-        log.info("threads %s", " ".join(f"{key}={value}" for key, value in options.threads.to_dict().items()))
-        for warning in options.threads.warnings:
-            log.warning("threads: %s", warning)
+        await _listen(server, options, bound, network)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.sessions.load())
             loading = tasks.create_task(_load(inference, stop, notifier))
@@ -118,6 +111,22 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     if stop.error is not None:
         raise stop.error
     return stop.exit_code
+
+
+async def _listen(
+    server: SocketServer, options: DaemonOptions, bound: BoundSocket, network: socket.socket | None
+) -> None:
+    """Accept connections, and say where."""
+    await server.start(bound)
+    log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
+    if network is not None:
+        log.info(
+            "listening http=%s keys=%s", bound_address(network), "yes" if options.config.http.api_key_file else "no"
+        )
+        await server.start_network(network)
+    log.info("threads %s", " ".join(f"{key}={value}" for key, value in options.threads.to_dict().items()))
+    for warning in options.threads.warnings:
+        log.warning("threads: %s", warning)
 
 
 def _build(options: DaemonOptions, stop: StopRequest, access: HttpAccess) -> tuple[Inference, SocketServer]:
@@ -217,6 +226,9 @@ def engine_limits(config: Config) -> EngineLimits:
         per_owner=limits.per_uid,
         max_deadline_ms=limits.max_deadline_ms,
         default_max_tokens=limits.default_max_tokens,
+        messages=limits.messages,
+        stop_strings=limits.stop_strings,
+        stop_bytes=limits.stop_bytes,
     )
 
 
@@ -251,6 +263,7 @@ def wire_limits(config: Config) -> WireLimits:
     limits = config.limits
     return WireLimits(
         line_bytes=limits.line_bytes,
+        nesting=limits.nesting,
         inflight=limits.inflight,
         batch_items=limits.batch_items,
         connections=_allowed_connections(limits.connections),
