@@ -23,7 +23,7 @@ async def answer(text: str | tuple[int, ...], **given: Any) -> tuple[Listener, t
     tokens = ids(text) if isinstance(text, str) else text
     if not {"prompt", "tokens"} & set(given):
         given["messages"] = USER
-    async with running(FakeScript(tokens=tokens, eos=eos())) as rig:
+    async with running(FakeScript(tokens=tokens, eos=eos(), capacity=1024)) as rig:
         done, listener = await rig.run(**given)
     check_text(listener)
     return listener, done.finishes
