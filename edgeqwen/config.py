@@ -101,9 +101,15 @@ class KvTable:
 
 @dataclass(frozen=True, slots=True)
 class LimitsTable:
-    """What one client and all clients together may ask for."""
+    """What one client and all clients together may ask for. `stop_bytes` is of one stop string, `per_uid` what of one
+    user runs and waits, `queue` what of all waits.
+    """
 
     line_bytes: int = _key(1 << 20, least=1024, most=1 << 30)
+    nesting: int = _key(32, least=8, most=64)
+    messages: int = _key(256, least=1, most=65_536)
+    stop_strings: int = _key(8, least=1, most=256)
+    stop_bytes: int = _key(64, least=1, most=4096)
     connections: int = _key(128, least=2, most=65_536)
     connections_per_uid: int = _key(64, least=1, most=65_536)
     inflight: int = _key(8, least=1, most=1024)

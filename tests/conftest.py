@@ -13,7 +13,7 @@ import uvloop
 
 from tests.wire import Gate, Wire, serve
 
-ON_UVLOOP = {"test_server", "test_http", "test_http_formats", "test_network", "test_client"}
+ON_UVLOOP = {"test_server", "test_http", "test_http_formats", "test_network", "test_client", "test_wire_limits"}
 """Tests of sockets run on the loop that the daemon runs on: loops differ in what they tell of a dying connection."""
 
 

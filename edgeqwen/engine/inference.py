@@ -101,7 +101,7 @@ class Inference:
         self.progress = 0.0
         self._factory = runtime_factory
         self._files = model
-        self._limits = limits
+        self.limits = limits
         self._seed_source = seed_source
         self._kv = kv or KvSettings()
         self._speculates = speculates
@@ -231,7 +231,7 @@ class Inference:
         """
         arrived_at = self._clock()
         self._check_state(given)
-        check_embedding(given, limits=self._limits, num_tokens=self._num_tokens)
+        check_embedding(given, limits=self.limits, num_tokens=self._num_tokens)
         self._admission.add(owner)
         try:
             texts = given.tokens if given.texts is None else await self._text.embedded_ids(given.texts)
@@ -244,7 +244,7 @@ class Inference:
         assert self._engine is not None
         assert texts is not None
         at = EmbeddingContext(
-            limits=self._limits,
+            limits=self.limits,
             context=self.context,
             hidden_size=self.hidden_size,
             num_tokens=self._num_tokens,
@@ -263,7 +263,7 @@ class Inference:
     def _check_input(self, given: GenerationInput) -> Form | None:
         check_input(
             given,
-            limits=self._limits,
+            limits=self.limits,
             num_tokens=self._num_tokens,
             has_template=self._files.template is not None,
         )
@@ -286,7 +286,7 @@ class Inference:
     async def _is_loaded_in_time(self, given: GenerationInput | EmbeddingInput, arrived_at: float) -> bool:
         if self.state != "loading":
             return True
-        deadline_ms = self._limits.max_deadline_ms if given.deadline_ms is None else given.deadline_ms
+        deadline_ms = self.limits.max_deadline_ms if given.deadline_ms is None else given.deadline_ms
         try:
             async with asyncio.timeout(max(0.0, arrived_at + deadline_ms / 1000 - self._clock())):
                 await self._settled.wait()
@@ -318,7 +318,7 @@ class Inference:
 
     def _resolve(self, given: GenerationInput, prepared: _Prepared, *, owner: str, arrived_at: float) -> Resolved:
         at = ResolveContext(
-            limits=self._limits,
+            limits=self.limits,
             defaults=self._defaults,
             context=self.context,
             num_tokens=self._num_tokens,

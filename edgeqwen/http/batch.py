@@ -116,6 +116,8 @@ class Exchange:
             await self._read_items()
         except EdgeqwenError as exc:
             self._error = self._error or exc
+        except ConnectionError:  # nobody will read of it
+            self._error = BadRequest("the input ended before the body did")
         except Exception as exc:
             log.error("a batch could not be read: %s", type(exc).__name__)
             self._error = RuntimeFailed("internal error while the batch was read")

@@ -36,6 +36,9 @@ from edgeqwen.server.requests import read_submission
 from edgeqwen.server.work import Work
 from edgeqwen.sessions.sessions import Sessions
 
+FEATURES: Final = ("batch", "embed", "http", "response_format", "session", "think_budget", "tools")
+"""What there is beside plain generation."""
+
 NUM_REMEMBERED: Final = 4096
 MAX_CHOICES: Final = 8
 """More are refused at submission; an answer is made before that and must not cost what was asked for."""
@@ -133,21 +136,30 @@ class Operations:
             return {"b64": base64.b64encode(data).decode("ascii")}
 
     def _hello(self) -> dict[str, Any]:
-        limits = self._limits
+        limits, engine, sessions = self._limits, self._inference.limits, self._sessions.limits
         return {
             "proto": [PROTOCOL_VERSION],
             "server": f"edgeqwen/{edgeqwen.__version__}",
-            "features": ["batch", "http", "session"],
+            "features": FEATURES,
             "limits": {
                 "line": limits.line_bytes,
                 "frame": limits.frame_bytes,
                 "reply": limits.reply_bytes,
                 "nesting": limits.nesting,
-                "inflight": limits.inflight,
+                "messages": engine.messages,
+                "stop": engine.stop_strings,
+                "stop_bytes": engine.stop_bytes,
+                "n": engine.choices,
+                "deadline_ms": engine.max_deadline_ms,
+                "texts": engine.texts,
                 "batch": limits.batch_items,
+                "inflight": limits.inflight,
+                "queue": engine.queue,
+                "per_uid": engine.per_owner,
                 "connections": limits.connections,
                 "connections_per_uid": limits.connections_per_uid,
-                "sessions": self._sessions.limits.per_owner,
+                "sessions": sessions.per_owner,
+                "session_ttl_s": sessions.ttl_s,
             },
         }
 
@@ -196,7 +208,9 @@ class Operations:
 
     def _shutdown(self, message: Shutdown, peer: Peer) -> dict[str, Any]:
         if not peer.is_admin:
-            raise EdgeqwenError("only root and the daemon's own user may stop it", code="forbidden")
+            raise EdgeqwenError(
+                "only root, the daemon's own user and group edgeqwen-admin may stop it", code="forbidden"
+            )
         if message.drain_s is not None and not 0 <= message.drain_s <= 86_400:
             raise BadRequest("drain_s must be from 0 to 86400", field="drain_s")
         stats = self._inference.stats()

@@ -1,11 +1,14 @@
 """Who is at the other end of a connection, and whether they are still there.
 
-The identity is what the kernel recorded when the peer connected (SO_PEERCRED, unix(7)); a connection that was handed to
-another process keeps the identity of the one that made it. Decisions rest on the uid, never on the pid.
+The identity is what the kernel recorded when the peer connected (SO_PEERCRED and SO_PEERGROUPS, unix(7)); a connection
+that was handed to another process keeps the identity of the one that made it. Decisions rest on the uid and the groups,
+never on the pid.
 """
 
 from __future__ import annotations
 
+import functools
+import grp
 import os
 import select
 import socket
@@ -22,16 +25,45 @@ NOBODY: Final = frozenset({65534, 0xFFFFFFFF})
 NETWORK_UID: Final = -1
 """In place of a uid, where connections are counted by it."""
 
+ADMIN_GROUP: Final = "edgeqwen-admin"
+"""Its members may do what root and the daemon's own user may, where there is such a group."""
+
 _UCRED: Final = struct.Struct("iII")  # pid_t, uid_t, gid_t
+_SO_PEERGROUPS: Final = 59  # which the socket module has no name for
+_GROUPS_BYTES: Final = 1024
+"""As much as Python asks the kernel for at once: 256 groups. Who is in more is no admin by any of them."""
 
 
 def peer_of(transport: BaseTransport) -> Peer | None:
     """The peer of a Unix socket connection; None if it is nobody in particular."""
-    raw = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(raw)
+    sock = transport.get_extra_info("socket")
+    _, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in NOBODY:
         return None
-    return Peer(uid, str(uid), is_admin=uid in {0, os.geteuid()})
+    return Peer(uid, str(uid), is_admin=uid in {0, os.geteuid()} or _is_in_admin_group(sock, gid))
+
+
+@functools.cache
+def admin_gid() -> int | None:
+    """The group whose members are admins, looked up once; None if there is none."""
+    try:
+        return grp.getgrnam(ADMIN_GROUP).gr_gid
+    except KeyError:
+        return None
+
+
+def _is_in_admin_group(sock: socket.socket, gid: int) -> bool:
+    """Whether a peer with primary group `gid` was in the group when it connected."""
+    wanted = admin_gid()
+    if wanted is None:
+        return False
+    if gid == wanted:
+        return True
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return False
+    return wanted in struct.unpack(f"{len(raw) // 4}I", raw)
 
 
 def network_peer() -> Peer:

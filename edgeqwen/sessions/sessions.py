@@ -64,7 +64,9 @@ class Sessions:
         self._table = SessionTable(per_owner=self.limits.per_owner, random_bits=random_bits)
         self._tokens = SessionTokens(inference)
         self._keeper = Keeper(self._table, store, clock=clock, on_forgotten=self._tokens.forget)
-        self._rules = TurnRules(default_max_tokens=default_max_tokens, ttl_s=self.limits.ttl_s)
+        self._rules = TurnRules(
+            default_max_tokens=default_max_tokens, ttl_s=self.limits.ttl_s, max_messages=inference.limits.messages
+        )
 
     @property
     def num_sessions(self) -> int:

@@ -116,8 +116,8 @@ class Response:
     is_head: bool = False
 
 
-def read_responses(got: bytes, *, methods: list[str]) -> list[Response]:
-    """All responses; each must be whole. `methods` are those of the requests, as far as they are known."""
+def read_responses(got: bytes, *, may_be_head: bool = False) -> list[Response]:
+    """All responses; each must be whole. Those to HEAD have no body, whatever they say of one."""
     found: list[Response] = []
     while got:
         head, end, got = got.partition(b"\r\n\r\n")
@@ -129,9 +129,7 @@ def read_responses(got: bytes, *, methods: list[str]) -> list[Response]:
         headers = {name.lower(): value for name, _, value in (field.decode().partition(": ") for field in fields)}
         if status == 100:
             continue
-        method = methods[len(found)] if len(found) < len(methods) else ""
-        # Of a request that is malformed nothing is believed, its method neither: its response has a body.
-        is_head = method == "HEAD" and (not got or got.startswith(b"HTTP/"))
+        is_head = may_be_head and (not got or got.startswith(b"HTTP/"))
         if is_head or status in (204, 304):
             body = b""
         elif headers.get("transfer-encoding") == "chunked":

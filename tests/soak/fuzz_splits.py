@@ -144,7 +144,7 @@ def _line_summary(got: bytes) -> dict[Any, Any]:
 
 def _http_summary(got: bytes) -> list[Any]:
     found: list[Any] = []
-    for response in read_responses(got, methods=[]):
+    for response in read_responses(got):
         if response.headers["content-type"] == "application/x-ndjson":
             found.append((response.status, _line_summary(response.body)))
         else:
