@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.runtime.onnx import OnnxRuntime
+from edgeqwen.runtime.session import keep_large_blocks_apart
 from edgeqwen.runtime.step_graph import KEPT_SHAPES
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon
 from tests.models import tiny_package, tiny_runtime
@@ -39,6 +41,9 @@ WIDTH = 16
 VOCABULARY = 1 << 16
 WIDE_BYTES = 2 * SLOTS * WIDTH * VOCABULARY * 4
 """Logits of a step of all slots: coarse, and as they are in the end."""
+
+HEAP_BYTES = 48 << 20
+BLOCK_BYTES = 3 << 20
 
 NUM_SHAPES = 500
 SHAPE_BYTES = 8 << 10
@@ -126,6 +131,22 @@ def test_what_the_widest_steps_need_is_given_back_in_the_next_pause(monkeypatch:
         assert all(map(np.array_equal, runtime.step(wide).logits, expected))  # and nobody holds the logits any more
     wait_until_less(rested + SPARE_BYTES)
     runtime.close()
+
+
+def test_what_a_thread_frees_goes_back_though_larger_blocks_have_been_before() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("this C library decides for itself")
+    keep_large_blocks_apart()
+
+    def work() -> int:
+        np.ones(HEAP_BYTES // 2, np.uint8)  # from which glibc would learn to keep so much
+        blocks = [np.ones(BLOCK_BYTES, np.uint8) for _ in range(HEAP_BYTES // BLOCK_BYTES)]
+        held = anonymous_bytes(os.getpid())
+        blocks.clear()
+        return held - anonymous_bytes(os.getpid())
+
+    with ThreadPoolExecutor(1) as pool:  # a thread has heaps of its own
+        assert pool.submit(work).result() > HEAP_BYTES - SPARE_BYTES
 
 
 def run_shapes(runtime: OnnxRuntime, draw: random.Random, count: int) -> None:

@@ -31,7 +31,13 @@ from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
 from edgeqwen.runtime.pauses import Pauses
 from edgeqwen.runtime.profile import measure, read_profile, write_profile
-from edgeqwen.runtime.session import attention_settings, has_shape, open_session, session_options
+from edgeqwen.runtime.session import (
+    attention_settings,
+    has_shape,
+    keep_large_blocks_apart,
+    open_session,
+    session_options,
+)
 from edgeqwen.runtime.step_graph import BatchGraph, ChunkGraph, StepGraph
 
 MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
@@ -128,6 +134,7 @@ class OnnxRuntime:
                 f"without --fast, or use --kv {manifest.kv_types[0]}"
             )
         progress(0.1)
+        keep_large_blocks_apart()
         opened = _Opener(package, kv_type, options=options, kernels=kernels)
         stages: tuple[Stage, ...] = ("decode",) if options.is_single else ("decode", "prefill")
         sessions = opened.open_all(stages)
