@@ -18,6 +18,7 @@ from typing import Any, Final
 import pytest
 
 from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.protocol.peer import Peer
 from edgeqwen.server import peers
 from tests.daemons import DaemonProcess, running_daemon
 from tests.fronts import CHAT_PATH, call, post
@@ -124,6 +125,23 @@ async def test_one_connection_is_left_for_root_when_somebody_takes_all() -> None
             for process in held:
                 process.kill()
                 process.communicate()
+
+
+async def test_sixteen_connections_of_one_user_are_no_more_than_one_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = iter([Peer(1001, "1001", is_admin=False)] * 16 + [Peer(1002, "1002", is_admin=False)])
+    monkeypatch.setattr("edgeqwen.server.connection.peer_of", lambda transport: next(who))
+    async with serve(tmp_path, fake_inference("z" * 30, num_slots=1, step_s=0.002)) as wire:
+        many = [await wire.connect() for _ in range(16)]
+        for client in many:
+            client.send({"op": "chat", "prompt": "x", "max_tokens": 20})
+        await until(lambda: wire.inference.stats().queued == 15)
+        one = await wire.connect()
+        assert (await one.ask({"op": "chat", "prompt": "y", "max_tokens": 20}))["usage"]["completion"] == 20
+        assert wire.inference.stats().queued >= 12, "it has waited for one or two of them, not for all"
+        for client in many:
+            assert "error" not in (await client.read_final())[0]
 
 
 async def test_descriptors_that_are_sent_along_are_not_taken(tmp_path: Path) -> None:

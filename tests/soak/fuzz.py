@@ -39,7 +39,8 @@ MOST_CALLS: Final = 4
 TOO_LARGE: Final = 1 << 20
 MOST_GROWTH: Final = 0.03
 LATEST_HEALTH_S: Final = 5.0
-QUIET_S: Final = 2.0
+QUIET_S: Final = 1.0
+NUM_PARTS: Final = 10
 NUM_LOOKS: Final = 10
 POLL_S: Final = 0.05
 HEAD_END: Final = b"\r\n\r\n"
@@ -210,17 +211,17 @@ def run(folder: Path, size: Size) -> dict[str, Any]:
         places = (Place(service.socket_path), Place(service.socket_path, _port(service)))
         num_cut += fuzz_splits.run_on_socket(rng, places[0], size.num_socket_splits)
         clients = [Client(places, random.Random(rng.random())) for _ in range(size.num_clients)]
-        first = size.num_requests // 10
+        looks: list[tuple[int, Counter[str]]] = []
         with HealthWatch(service) as watch:
-            _run_all(service, clients, first)
-            resident_before, descriptors_before = _look(service)
-            _run_all(service, clients, size.num_requests - first)
-            resident, descriptors = _look(service)
+            for _ in range(NUM_PARTS):
+                _run_all(service, clients, size.num_requests // NUM_PARTS)
+                looks.append(_look(service))
+        (resident_before, descriptors_before), (resident, descriptors) = looks[0], looks[-1]
         growth = resident / resident_before - 1
         found = {
             "seed": size.seed,
             "splits": num_cut,
-            "resident_mb": [round(resident_before / 1e6, 1), round(resident / 1e6, 1)],
+            "resident_mb": [round(num_bytes / 1e6, 1) for num_bytes, _ in looks],
             "growth": round(growth, 4),
             "health_looks": watch.num_looks,
             "health_latest_s": round(watch.latest_s, 3),
