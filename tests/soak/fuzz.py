@@ -41,6 +41,8 @@ MOST_GROWTH: Final = 0.03
 LATEST_HEALTH_S: Final = 5.0
 QUIET_S: Final = 1.0
 NUM_PARTS: Final = 10
+NUM_TEXTS: Final = 20
+TEXT_WORDS: Final = 1000
 NUM_LOOKS: Final = 10
 POLL_S: Final = 0.05
 HEAD_END: Final = b"\r\n\r\n"
@@ -211,6 +213,7 @@ def run(folder: Path, size: Size) -> dict[str, Any]:
         places = (Place(service.socket_path), Place(service.socket_path, _port(service)))
         num_cut += fuzz_splits.run_on_socket(rng, places[0], size.num_socket_splits)
         clients = [Client(places, random.Random(rng.random())) for _ in range(size.num_clients)]
+        _fill_memory_of_words(service, rng)
         looks: list[tuple[int, Counter[str]]] = []
         with HealthWatch(service) as watch:
             for _ in range(NUM_PARTS):
@@ -233,6 +236,13 @@ def run(folder: Path, size: Size) -> dict[str, Any]:
     wrong = [line for line in service.log.splitlines() if re.search(r"ERROR|Traceback|Exception|internal", line)]
     assert not wrong, wrong[:5]
     return found
+
+
+def _fill_memory_of_words(service: Service, rng: random.Random) -> None:
+    """The tokenizer keeps the last 10,000 words or so, which random requests would bring together only in the end."""
+    with service.line() as line:
+        for _ in range(NUM_TEXTS):
+            line.must("tokenize", text=" ".join(rng.randbytes(24).hex() for _ in range(TEXT_WORDS)))
 
 
 def _port(service: Service) -> int:
