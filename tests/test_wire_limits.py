@@ -173,8 +173,9 @@ SMALL: Final = {
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[DaemonProcess]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
     environ = {f"EDGEQWEN_LIMITS_{name}": str(value) for name, value in SMALL.items()}
+    environ["STATE_DIRECTORY"] = str(tmp_path_factory.mktemp("state"))
     environ |= {"EDGEQWEN_SESSIONS_PER_UID": "2", "EDGEQWEN_SESSIONS_TTL_S": "60"}
     with running_daemon("fake:", environ=environ) as daemon:
         yield daemon
