@@ -9,7 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
 
-from edgeqwen.client.failures import CutOff, NoDaemon, SocketForbidden, TimedOut, error_of
+from edgeqwen.client.failures import CutOff, TimedOut, connect_error, error_of
 from edgeqwen.client.link import Link, open_link
 from edgeqwen.client.requests import Messages, Prompt, chat_members, embed_members, generate_members, socket_path
 from edgeqwen.client.results import (
@@ -62,10 +62,7 @@ class AsyncClient:
             async with asyncio.timeout(timeout_s):
                 link = await open_link(shown)
         except OSError as exc:
-            if isinstance(exc, PermissionError):
-                raise SocketForbidden(f"{shown}: this user may not connect to the daemon") from exc
-            reason = "does not answer" if isinstance(exc, TimeoutError) else "no daemon"
-            raise NoDaemon(f"{shown}: {reason}; start one with: edgeqwen serve") from exc
+            raise connect_error(shown, exc) from exc
         return cls(link, max_inflight=max_inflight, silence_s=silence_s)
 
     async def __aenter__(self) -> Self:

@@ -57,6 +57,14 @@ _KINDS: Final[Mapping[str, type[EdgeqwenError]]] = {
 }
 
 
+def connect_error(path: str, error: OSError) -> EdgeqwenError:
+    """Why there is no connection to the socket `path`."""
+    if isinstance(error, PermissionError):
+        return SocketForbidden(f"{path}: this user may not connect to the daemon")
+    reason = "does not answer" if isinstance(error, TimeoutError | BlockingIOError) else "no daemon"
+    return NoDaemon(f"{path}: {reason}; start one with: edgeqwen serve")
+
+
 def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:
     """The error that a final frame carries. A code that this client does not know counts as the daemon's fault."""
     error = frame["error"]

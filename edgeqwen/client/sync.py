@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from edgeqwen.client.failures import CutOff, NoDaemon, SocketForbidden, TimedOut, error_of
+from edgeqwen.client.failures import CutOff, TimedOut, connect_error, error_of
 from edgeqwen.client.frames import FrameBuffer, encode_request
 from edgeqwen.client.requests import (
     Messages,
@@ -83,10 +83,7 @@ class Client:
             _connect(sock, shown, give_up_at=time.monotonic() + timeout_s)
         except OSError as exc:
             sock.close()
-            if isinstance(exc, PermissionError):
-                raise SocketForbidden(f"{shown}: this user may not connect to the daemon") from exc
-            reason = "does not answer" if isinstance(exc, TimeoutError | BlockingIOError) else "no daemon"
-            raise NoDaemon(f"{shown}: {reason}; start one with: edgeqwen serve") from exc
+            raise connect_error(shown, exc) from exc
         return cls(sock, silence_s=silence_s)
 
     def __enter__(self) -> Self:

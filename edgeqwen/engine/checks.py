@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from edgeqwen.errors import BadRequest
 
@@ -39,4 +40,11 @@ def boolean(field: str, value: object) -> bool | None:
     """`value` if it is a bool."""
     if value is not None and not isinstance(value, bool):
         raise BadRequest(f"{field} must be true or false", field=field)
+    return value
+
+
+def one_of(field: str, value: str | None, names: Collection[str]) -> str | None:
+    """`value` if it is one of `names`."""
+    if value is not None and value not in names:
+        raise BadRequest(f"{field} must be one of {', '.join(names)}", field=field)
     return value

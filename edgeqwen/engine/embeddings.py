@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from edgeqwen.core.model import Pooling
 from edgeqwen.core.request import PRIORITIES, Done, Event, Failed, FinishReason, Request, SamplingParams, Usage
 from edgeqwen.core.step import Hidden
-from edgeqwen.engine.checks import boolean, integer
+from edgeqwen.engine.checks import boolean, integer, one_of
 from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.pooling import Pooler
 from edgeqwen.engine.settings import EngineLimits
@@ -80,12 +80,10 @@ def check_embedding(given: EmbeddingInput, *, limits: EngineLimits, num_tokens: 
         if not ids or not all(type(token) is int and 0 <= token < num_tokens for token in ids):
             message = f"tokens[{index}] must hold token ids between 0 and {num_tokens - 1}, at least one"
             raise BadRequest(message, field=f"tokens[{index}]")
-    if given.pooling is not None and given.pooling not in POOLINGS:
-        raise BadRequest(f"pooling must be one of {', '.join(POOLINGS)}", field="pooling")
+    one_of("pooling", given.pooling, POOLINGS)
     integer("deadline_ms", given.deadline_ms, least=1, most=limits.max_deadline_ms)
     boolean("wait", given.wait)
-    if given.priority is not None and given.priority not in PRIORITIES:
-        raise BadRequest(f"priority must be one of {', '.join(PRIORITIES)}", field="priority")
+    one_of("priority", given.priority, PRIORITIES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

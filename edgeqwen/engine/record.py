@@ -44,7 +44,7 @@ class _Choice:
             min_tokens=request.min_tokens,
         )
         self.calls = CallFinder() if request.finds_calls else None
-        self.num_emitted = 0  # calls
+        self.num_calls = 0
         self.is_complete = False
         self.finish: FinishReason | None = None
 
@@ -88,7 +88,7 @@ class Record(LiveRequest):
         return step.is_stopped or choice.is_complete
 
     def _has_single_call(self, choice: _Choice) -> bool:
-        return self.request.is_single_call and choice.calls is not None and choice.calls.num_calls > 0
+        return self.request.is_single_call and choice.num_calls > 0
 
     def end(self, index: int, reason: FinishReason) -> None:
         """A choice has ended: emit what was held back. That it is complete wins over the budget's end."""
@@ -99,8 +99,7 @@ class Record(LiveRequest):
             self._emit_pieces(index, choice.calls.finish())
         if (choice.stream.is_stopped or choice.is_complete) and reason == "length":
             reason = "stop"
-        has_called = choice.calls is not None and choice.calls.num_calls > 0
-        choice.finish = "tool_calls" if has_called and reason == "stop" else reason
+        choice.finish = "tool_calls" if choice.num_calls and reason == "stop" else reason
 
     @property
     def is_over(self) -> bool:
@@ -131,8 +130,8 @@ class Record(LiveRequest):
     def _emit_pieces(self, choice: int, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
             if isinstance(piece, Call):
-                number = self._choices[choice].num_emitted
-                self._choices[choice].num_emitted += 1
+                number = self._choices[choice].num_calls
+                self._choices[choice].num_calls += 1
                 call_id = f"call_{self.request.rid}_{choice}_{number}"
                 self.emit(ToolCall(choice, number, call_id, piece.name, piece.arguments))
             else:

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgeqwen.core.constraint import Constraint
 from edgeqwen.core.request import PRIORITIES, Request, SamplingParams, Thinking
-from edgeqwen.engine.checks import boolean, floating, integer
+from edgeqwen.engine.checks import boolean, floating, integer, one_of
 from edgeqwen.engine.defaults import SamplingDefaults
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.settings import EngineLimits
@@ -57,8 +57,7 @@ def check_input(given: GenerationInput, *, limits: EngineLimits, num_tokens: int
         boolean(field, getattr(given, field))
     if integer("top_logprobs", given.top_logprobs, least=0, most=limits.top_logprobs) and not given.logprobs:
         raise BadRequest("top_logprobs needs logprobs: true", field="top_logprobs")
-    if given.priority is not None and given.priority not in PRIORITIES:
-        raise BadRequest(f"priority must be one of {', '.join(PRIORITIES)}", field="priority")
+    one_of("priority", given.priority, PRIORITIES)
     _check_stop(given.stop, limits)
     _logit_bias(given.logit_bias, limits, num_tokens)
 

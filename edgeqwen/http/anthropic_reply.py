@@ -17,7 +17,7 @@ from aiohttp import web
 
 from edgeqwen.core.request import FinishReason, ToolCall, Usage
 from edgeqwen.errors import CODES, EdgeqwenError
-from edgeqwen.http.event_stream import event
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event
 from edgeqwen.http.generations import Ending, Head, Piece
 from edgeqwen.http.replies import JSON_TYPE, retry_headers
 from edgeqwen.protocol.replies import split_text
@@ -41,8 +41,6 @@ ERROR_TYPES: Final[Mapping[int, str]] = {
     503: "overloaded_error",
 }
 """By HTTP status; of others below 500 those of 400, above that `api_error`."""
-
-CHUNK_OVERHEAD: Final = 1024
 
 
 def error_object(error: EdgeqwenError, status: int | None = None) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from aiohttp import web
 
 from edgeqwen.core.request import Delta, ToolCall
 from edgeqwen.errors import EdgeqwenError
-from edgeqwen.http.event_stream import event, open_event_stream
-from edgeqwen.http.generations import Generations, Head, Piece, Running, renamed
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
+from edgeqwen.http.generations import Generations, Head, Piece, Running, is_shown, renamed
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, completion, logprob_object
 from edgeqwen.http.openai_request import NAMES, ChatRequest, read_chat
 from edgeqwen.http.replies import error_members, json_response
@@ -19,8 +19,6 @@ from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import split_text
-
-CHUNK_OVERHEAD: Final = 1024
 
 
 class ChatCompletions:
@@ -69,7 +67,7 @@ class ChatCompletions:
         await response.write(b"".join(chunks.first(index) for index in range(chat.num_choices)))
         try:
             async for piece in running.pieces():
-                if chat.with_reasoning or isinstance(piece, ToolCall) or piece.channel == "content":
+                if is_shown(piece, with_reasoning=chat.with_reasoning):
                     for data in self._chunks(chunks, piece, await self._logprobs(piece)):
                         await response.write(data)
         except EdgeqwenError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from aiohttp import web
 
@@ -18,7 +17,7 @@ from edgeqwen.http.completion_reply import (
     part_event,
 )
 from edgeqwen.http.completion_request import NAMES, CompletionRequest, read_completion
-from edgeqwen.http.event_stream import event, open_event_stream
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Running, renamed
 from edgeqwen.http.openai_reply import END
 from edgeqwen.http.replies import error_members, json_response
@@ -27,8 +26,6 @@ from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import split_text
-
-CHUNK_OVERHEAD: Final = 1024
 
 
 class Completions:

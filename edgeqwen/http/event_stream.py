@@ -12,6 +12,9 @@ from edgeqwen.http.session import common_headers
 
 EVENT_STREAM: Final = "text/event-stream"
 
+CHUNK_OVERHEAD: Final = 1024
+"""What an event holds besides a piece of an answer's text, at most."""
+
 
 async def open_event_stream(request: web.BaseRequest) -> web.StreamResponse:
     """The response, its headers sent; `Cache-Control` keeps proxies from collecting the events."""

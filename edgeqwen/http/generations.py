@@ -30,6 +30,11 @@ MAX_AT_ONCE: Final = 8
 """Prompts of one request that are with the engine at the same time."""
 
 
+def is_shown(piece: Piece, *, with_reasoning: bool) -> bool:
+    """Whether a piece goes to a client that wants thoughts, or wants none."""
+    return with_reasoning or isinstance(piece, ToolCall) or piece.channel == "content"
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """What every object of one answer repeats. `created` is in seconds since 1970."""

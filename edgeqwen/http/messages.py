@@ -6,12 +6,11 @@ import re
 
 from aiohttp import web
 
-from edgeqwen.core.request import ToolCall
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http.anthropic_reply import BlockEvents, BlockList, error_event, message_object, stop_members
 from edgeqwen.http.anthropic_request import NAMES, MessagesRequest, read_messages, read_prompt
 from edgeqwen.http.event_stream import open_event_stream
-from edgeqwen.http.generations import Generations, Head, Piece, Running, renamed
+from edgeqwen.http.generations import Generations, Head, Running, is_shown, renamed
 from edgeqwen.http.replies import json_response
 from edgeqwen.http.requests import read_object
 from edgeqwen.protocol.limits import WireLimits
@@ -52,7 +51,7 @@ class Messages:
         async for piece in running.pieces():
             if num_bytes > self._limits.http_reply_bytes:
                 running.cancel()
-            elif _is_wanted(piece, wanted):
+            elif is_shown(piece, with_reasoning=wanted.with_thinking):
                 num_bytes += blocks.add(piece)
         ending = running.ending
         return json_response(message_object(head, blocks.to_content(), ending.usage) | stop_members(ending))
@@ -65,7 +64,7 @@ class Messages:
         await response.write(events.first(running.num_prompt_tokens))
         try:
             async for piece in running.pieces():
-                if _is_wanted(piece, wanted):
+                if is_shown(piece, with_reasoning=wanted.with_thinking):
                     for data in events.piece(piece):
                         await response.write(data)
         except EdgeqwenError as error:
@@ -73,10 +72,6 @@ class Messages:
         else:
             await response.write(events.last(running.ending))
         return response
-
-
-def _is_wanted(piece: Piece, wanted: MessagesRequest) -> bool:
-    return wanted.with_thinking or isinstance(piece, ToolCall) or piece.channel == "content"
 
 
 def _in_their_words(error: EdgeqwenError, wanted: MessagesRequest) -> EdgeqwenError:

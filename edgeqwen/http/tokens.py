@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from edgeqwen.http.requests import read_object
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import convert
 from edgeqwen.protocol.peer import Peer
+from edgeqwen.protocol.replies import bytes_members
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,11 +75,7 @@ class Tokens:
     async def detokenize(self, request: web.BaseRequest, _: str, _peer: Peer) -> web.StreamResponse:
         """The text as `prompt`; bytes that are no text, in base64, as `b64`."""
         body: DetokenizeBody = await self._read(request, DetokenizeBody)
-        data = await self._inference.detokenize(body.tokens)
-        try:
-            return json_response({"prompt": data.decode("utf-8")})
-        except UnicodeDecodeError:
-            return json_response({"b64": base64.b64encode(data).decode("ascii")})
+        return json_response(bytes_members(await self._inference.detokenize(body.tokens), "prompt"))
 
     async def _read(self, request: web.BaseRequest, kind: type[Any]) -> Any:
         members = await read_object(request, self._limits)

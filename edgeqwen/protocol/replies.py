@@ -6,6 +6,7 @@ lines can read it. A streamed frame is at most `frame_bytes` long, its LF includ
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -117,6 +118,14 @@ def call_frames(call: ToolCall, *, frame_bytes: int, with_choice: bool) -> Itera
         entry = {**first, "arguments": text} if number == 0 else {"id": call.call_id, "arguments": text}
         members: dict[str, Any] = {"choice": call.choice} if with_choice else {}
         yield {**members, "tool_calls": [entry]}
+
+
+def bytes_members(data: bytes, name: str = "text") -> dict[str, Any]:
+    """The member `name` with a text; of bytes that are none, `b64` with them in base64."""
+    try:
+        return {name: data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(data).decode("ascii")}
 
 
 def usage_members(usage: Usage) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from edgeqwen.protocol.messages import (
 )
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.peer import Peer
+from edgeqwen.protocol.replies import bytes_members
 from edgeqwen.protocol.session_messages import SessionOperation
 from edgeqwen.server.embedding import answer_embed
 from edgeqwen.server.requests import read_submission
@@ -125,15 +125,8 @@ class Operations:
                 tokens = await self._inference.tokenize(message.text, special=message.special)
                 return {"tokens": list(tokens), "n": len(tokens)}
             case Detokenize():
-                return await self._detokenize(message)
+                return bytes_members(await self._inference.detokenize(message.tokens))
         raise AssertionError(f"{type(message).__name__} is not answered later")
-
-    async def _detokenize(self, message: Detokenize) -> dict[str, Any]:
-        data = await self._inference.detokenize(message.tokens)
-        try:
-            return {"text": data.decode("utf-8")}
-        except UnicodeDecodeError:
-            return {"b64": base64.b64encode(data).decode("ascii")}
 
     def _hello(self) -> dict[str, Any]:
         limits, engine, sessions = self._limits, self._inference.limits, self._sessions.limits
