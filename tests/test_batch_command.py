@@ -117,7 +117,7 @@ def test_a_run_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path: Path
         for number, expected in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
             before = len(out.read_bytes().splitlines()) if out.exists() else 0
             with start_command(*flags, stderr=subprocess.PIPE) as process:
-                wait_until(lambda: out.exists() and len(out.read_bytes().splitlines()) > before + 8)  # noqa: B023
+                wait_until(lambda: out.exists() and len(out.read_bytes().splitlines()) > before + 8)  # noqa: B023 -- waited for at once
                 process.send_signal(number)
                 assert process.wait(HANG_GUARD_S) == expected
                 assert process.stderr is not None

@@ -181,9 +181,9 @@ def _choice(members: Mapping[str, Any]) -> Choice:
     )
 
 
-def _known(kind: type, members: Mapping[str, Any] | None) -> dict[str, Any]:
+def _known(kind: type[Any], members: Mapping[str, Any] | None) -> dict[str, Any]:
     """Members that this client knows; a later daemon may say more."""
-    return {name: value for name, value in (members or {}).items() if name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    return {name: value for name, value in (members or {}).items() if name in kind.__dataclass_fields__}
 
 
 class Collector:

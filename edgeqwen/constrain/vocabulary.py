@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from edgeqwen.text.tokenizer import Tokenizer
 
@@ -70,4 +70,5 @@ def make_vocabulary(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> LLTok
     from llguidance import LLTokenizer
 
     ends = [token for token in eos_token_ids if token < tokenizer.num_tokens]
-    return LLTokenizer(_Source(tokenizer), eos_token=ends or [tokenizer.num_tokens])  # type: ignore[arg-type]
+    source: Any = _Source(tokenizer)  # stands in for llguidance's own wrapper, by which the argument is typed
+    return LLTokenizer(source, eos_token=ends or [tokenizer.num_tokens])
