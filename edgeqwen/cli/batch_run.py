@@ -23,6 +23,7 @@ from edgeqwen.errors import CODES, BadRequest, EdgeqwenError, FileError, ModelMi
 from edgeqwen.protocol.batch_plan import read_plan
 from edgeqwen.protocol.item_reader import ItemReader
 from edgeqwen.protocol.messages import RequestId, read_id
+from edgeqwen.protocol.replies import error_members
 
 READ_BYTES: Final = 64 << 10
 FIRST_DELAY_S: Final = 0.1
@@ -209,7 +210,7 @@ class _Run:
         name, value = item.key
         members = {key: value for key, value in frame.items() if key not in {"id", "done"}}
         if error is not None:
-            members = {"error": _error_members(error)}
+            members = error_members(error)
         self._output.append({name: value, **members})
         self._tally.note(error)
 
@@ -275,11 +276,6 @@ async def _readable(fd: int) -> None:
 def _may_pass(error: EdgeqwenError) -> bool:
     """Whether it is about the daemon or the connection, and not about this item."""
     return isinstance(error, CutOff | NoDaemon | TryAgain) or CODES[error.code].is_fatal
-
-
-def _error_members(error: EdgeqwenError) -> dict[str, Any]:
-    members: dict[str, Any] = {"code": error.code, "message": error.message}
-    return members if error.field is None else {**members, "field": error.field}
 
 
 def _first(errors: BaseExceptionGroup[EdgeqwenError]) -> EdgeqwenError:

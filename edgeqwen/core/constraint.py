@@ -10,10 +10,11 @@ own. Whoever draws calls, token by token:
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # commands read requests too, and need no numpy for it
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ConstraintState(Protocol):
