@@ -65,8 +65,12 @@ class Rig:
 
     def on_disk(self) -> list[tuple[str, int]]:
         """Id and revision of every session file."""
-        found = [decode(path.read_bytes()) for path in self.folder.glob("sessions/*/*.session")]
-        return sorted((session.id, session.rev) for session in found)
+        found: list[tuple[str, int]] = []
+        for path in self.folder.glob("sessions/*/*.session"):
+            with contextlib.suppress(FileNotFoundError):  # the disk thread has just removed it
+                session = decode(path.read_bytes())
+                found.append((session.id, session.rev))
+        return sorted(found)
 
     def file_of(self, session_id: str) -> Path:
         (path,) = self.folder.glob(f"sessions/*/{session_id}.session")
