@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from tests.soak import fuzz_splits
-from tests.soak.fuzz_answers import check_lines, check_response, read_responses
+from tests.soak.fuzz_answers import BLANK, check_lines, check_response, read_responses
 from tests.soak.fuzz_mutations import MUTATIONS, http_bytes, mutate_bytes, mutate_value, render
 from tests.soak.fuzz_seeds import EXPECTED_ERRORS, some_call, some_line
 from tests.soak.fuzz_socket import Place, exchange, hang_up
@@ -102,7 +102,7 @@ class Client:
             data = data.rstrip(b"\n")
         self.now = data
         got = exchange(self.places[0], [data])
-        if b"A" <= data.lstrip()[:1] <= b"Z":
+        if b"A" <= data.lstrip(BLANK)[:1] <= b"Z":
             self._check_http(got)
         else:
             codes = check_lines(data, got)
@@ -126,7 +126,7 @@ class Client:
         place = self.places[is_stranger]
         # Over TCP the end of input is a hang-up: answers may be torn.
         got = exchange(place, [data], ends=is_changed or not is_stranger)
-        begins_http = b"A" <= data.lstrip()[:1] <= b"Z"
+        begins_http = b"A" <= data.lstrip(BLANK)[:1] <= b"Z"
         if is_changed and (is_stranger or not begins_http):
             self.counts["http, anything"] += 1
             assert not re.match(rb"HTTP/1.[01] 5", got), got
