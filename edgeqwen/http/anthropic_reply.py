@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from edgeqwen.core.request import FinishReason, ToolCall, Usage
 from edgeqwen.errors import CODES, EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event
 from edgeqwen.http.generations import Ending, Head, Piece
 from edgeqwen.http.replies import JSON_TYPE, retry_headers

@@ -12,10 +12,8 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
-from aiohttp import ClientPayloadError, web
-from aiohttp.http_exceptions import HttpProcessingError
-
 from edgeqwen.errors import BadRequest, EdgeqwenError, RuntimeFailed
+from edgeqwen.http import web
 from edgeqwen.http.operations import LINES_TYPE
 from edgeqwen.http.requests import is_cut_short, open_body
 from edgeqwen.http.seam import Operations
@@ -144,7 +142,7 @@ class Exchange:
                     piece = await self._request.content.read(READ_BYTES)
             except TimeoutError as exc:
                 raise EdgeqwenError(f"nothing came for {limits.idle_s:g} s", code="timeout") from exc
-            except (ClientPayloadError, HttpProcessingError) as exc:
+            except (web.ClientPayloadError, web.HttpProcessingError) as exc:
                 raise BadRequest("the body is malformed") from exc
             if piece:
                 yield piece

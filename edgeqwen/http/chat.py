@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiohttp import web
-
 from edgeqwen.core.request import Delta, ToolCall
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Piece, Running, is_shown, renamed
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, completion, logprob_object

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiohttp import web
-
 from edgeqwen.core.request import Delta
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.completion_reply import (
     CompletionText,
     TokenList,

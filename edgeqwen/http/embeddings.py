@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
 from edgeqwen.engine.embeddings import EmbeddingInput, Embeddings
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.generations import renamed
 from edgeqwen.http.replies import json_response
 from edgeqwen.http.requests import read_object

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
+from edgeqwen.http import web
 from edgeqwen.http.session import common_headers
 
 EVENT_STREAM: Final = "text/event-stream"

@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final
 
-from aiohttp import web
-
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import CODES, EdgeqwenError
-from edgeqwen.http import anthropic_reply
+from edgeqwen.http import anthropic_reply, web
 from edgeqwen.http.access import HttpAccess
 from edgeqwen.http.batch import Batches
 from edgeqwen.http.chat import ChatCompletions

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from aiohttp import web
-
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.anthropic_reply import BlockEvents, BlockList, error_event, message_object, stop_members
 from edgeqwen.http.anthropic_request import NAMES, MessagesRequest, read_messages, read_prompt
 from edgeqwen.http.event_stream import open_event_stream

@@ -6,10 +6,9 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from aiohttp import web
-
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.replies import json_response
 from edgeqwen.protocol.peer import Peer
 

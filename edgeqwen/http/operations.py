@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aiohttp import web
-
 from edgeqwen.errors import CODES, BadRequest, EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.replies import retry_headers
 from edgeqwen.http.requests import read_object
 from edgeqwen.http.seam import Operations

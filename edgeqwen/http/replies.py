@@ -6,9 +6,9 @@ import math
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from edgeqwen.errors import CODES, EdgeqwenError
+from edgeqwen.http import web
 
 JSON_TYPE: Final = "application/json"
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiohttp import web
-
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.session import handler_of
 from edgeqwen.protocol.frames import decode_object
 from edgeqwen.protocol.limits import WireLimits

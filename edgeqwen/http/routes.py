@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from aiohttp import web
-
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.protocol.peer import Peer
 
 Answer: TypeAlias = Callable[[web.BaseRequest, str, Peer], Awaitable[web.StreamResponse]]

@@ -12,10 +12,8 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from aiohttp import StreamReader, web
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
-
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.replies import error_body, error_response
 from edgeqwen.protocol.limits import WireLimits
 
@@ -26,7 +24,7 @@ MAX_HEADERS: Final = 64
 HEAD_REFUSALS: Final = {"timeout": "408 Request Timeout", "too_large": "431 Request Header Fields Too Large"}
 
 
-class HttpHandler(RequestHandler):
+class HttpHandler(web.RequestHandler):
     """The library's protocol class, with errors in our form and nothing of the client's in the log.
 
     It also knows of the end of input: what came before is answered, and a body that will not be complete ends there.
@@ -39,13 +37,13 @@ class HttpHandler(RequestHandler):
         super().__init__(server, **options)
         self._has_ended = False
         self.common_headers: Mapping[str, str] = {}
-        self._cut_short: StreamReader | None = None
+        self._cut_short: web.StreamReader | None = None
 
     def data_received(self, data: bytes) -> None:
         """Also ends a body in which something came that is no part of one: its reader would wait for the rest."""
         super().data_received(data)
         request = self._current_request
-        if request is not None and self._messages and isinstance(self._messages[-1][0], _ErrInfo):
+        if request is not None and self._messages and isinstance(self._messages[-1][0], web.ErrInfo):
             self._end_body(request.content)
 
     def end_input(self) -> None:
@@ -69,7 +67,7 @@ class HttpHandler(RequestHandler):
         """Whether the input ended inside the body of `request`."""
         return self._cut_short is request.content
 
-    def _end_body(self, body: StreamReader) -> None:
+    def _end_body(self, body: web.StreamReader) -> None:
         if not body.is_eof():
             self._cut_short = body
             body.feed_eof()

@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from aiohttp import web
-
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.access import HttpAccess
 from edgeqwen.http.session import handler_of
 from edgeqwen.protocol.peer import Peer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from aiohttp import web
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.http import web
 from edgeqwen.http.generations import renamed
 from edgeqwen.http.openai_request import NAMES, Turn, read_template_kwargs, read_turns
 from edgeqwen.http.replies import json_response
