@@ -13,7 +13,10 @@ from edgeqwen.cli.places import socket_option, socket_to_connect_to
 @socket_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(socket_path: str | None, *, as_json: bool) -> None:
-    """Requests, tokens, speeds and memory of the running daemon."""
+    """Requests, tokens, speeds and memory of the running daemon.
+
+    Root, the daemon's own user and the group edgeqwen-admin see everybody's requests, all others their own.
+    """
     from edgeqwen.client import Client
 
     with Client.connect(socket_to_connect_to(socket_path)) as client:

@@ -20,7 +20,7 @@ from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.loop import StepLoop
 from edgeqwen.engine.record import Record, Records
 from edgeqwen.engine.settings import KvSettings, ModelFiles
-from edgeqwen.engine.stats import EngineStats
+from edgeqwen.engine.stats import EngineStats, OwnerStats, totals_of
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import ConfigInvalid, EdgeqwenError
 from edgeqwen.kvcache import SHARED, Block, BlockStore
@@ -240,16 +240,17 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
-        records, loop, drafting = self._records, self._loop, self._scheduler.drafting
+        total, loop, drafting = self._records.tallies.total, self._loop, self._scheduler.drafting
         store, background = self._store.stats(), self._scheduler.background
         return EngineStats(
+            slots=self.spec.num_slots,
             running=self._admission.num_running,
             queued=self._admission.num_queued,
             kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token
             + store.memory_bytes
             + store.spare_bytes,
             tok_s={"prefill": round(loop.prefill_rate.per_s, 1), "decode": round(loop.decode_rate.per_s, 1)},
-            totals={"requests": records.num_accepted, "errors": records.num_failed, "tokens": records.num_tokens},
+            totals=totals_of(total),
             speculation={"drafted": drafting.num_drafted, "accepted": drafting.num_accepted},
             kv={
                 "budget_bytes": store.budget_bytes,
@@ -258,7 +259,7 @@ class Engine:
                 "spare_bytes": store.spare_bytes,
                 "blocks": store.num_blocks,
                 "disk_bytes": store.disk_bytes,
-                "cached": records.num_cached,
+                "cached": total.num_cached,
                 "computed": loop.num_prefilled,
                 "evicted": store.num_evicted,
                 "lost": store.num_lost,
@@ -268,6 +269,17 @@ class Engine:
                 "settling_given_up": background.num_given_up,
                 "failed_writes": 0 if self._disk is None else self._disk.num_failed_writes,
             },
+        )
+
+    def owner_stats(self, owner: str) -> OwnerStats:
+        """The same of one owner's requests, as far as it can be told whose something is."""
+        tally, num_running = self._records.tallies.of(owner), self._records.num_running(owner)
+        return OwnerStats(
+            running=num_running,
+            queued=self._admission.count_of(owner) - num_running,
+            kv_bytes=self._store.owner_bytes(owner),
+            totals=totals_of(tally),
+            kv={"budget_bytes": self._store.budget_bytes, "cached": tally.num_cached},
         )
 
 

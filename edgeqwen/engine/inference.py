@@ -37,7 +37,7 @@ from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
 from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
-from edgeqwen.engine.stats import EngineStats, idle_stats
+from edgeqwen.engine.stats import EngineStats, OwnerStats, idle_owner_stats, idle_stats
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import Admission
@@ -392,6 +392,12 @@ class Inference:
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
         return idle_stats(self._admission.num_queued) if self._engine is None else self._engine.stats()
+
+    def owner_stats(self, owner: str) -> OwnerStats:
+        """The same of one owner, who learns nothing of others by it."""
+        if self._engine is None:
+            return idle_owner_stats(self._admission.count_of(owner))
+        return self._engine.owner_stats(owner)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work, let what runs finish, and cancel what is left after `timeout_s`."""

@@ -41,6 +41,11 @@ class LiveRequest(ABC):
         self._num_cached = num_cached
         self._scheduled_at = now
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has got a slot."""
+        return self._scheduled_at is not None
+
     def timings(self, now: float) -> Timings:
         """Of a request that ends now. What never came counts as coming at the end."""
         arrived_at = self.request.arrived_at

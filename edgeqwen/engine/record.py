@@ -24,6 +24,7 @@ from edgeqwen.core.step import Hidden
 from edgeqwen.engine.generation import Sink
 from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.settings import ModelFiles
+from edgeqwen.engine.tallies import Tallies
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.sampling import Sampled, Sampler
 from edgeqwen.scheduler import RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, TokenDrawn
@@ -153,10 +154,7 @@ class Records:
         self._records: dict[str, LiveRequest] = {}
         self._queue: deque[SchedulerEvent] = deque()
         self._is_delivering = False
-        self.num_accepted = 0
-        self.num_failed = 0
-        self.num_tokens = 0
-        self.num_cached = 0
+        self.tallies = Tallies()
 
     def __len__(self) -> int:
         return len(self._records)
@@ -179,13 +177,18 @@ class Records:
         """Accept a request that the scheduler has taken, and say so to its front."""
         request = record.request
         self._records[request.rid] = record
-        self.num_accepted += 1
+        self.tallies.add_request(request.owner)
         record.emit(Started(request.rid, num_before, request.num_prompt_tokens))
 
     def note_begun(self, rid: str, num_cached: int, now: float) -> None:
         """A request has its slot; so many tokens of its prompt are known."""
-        self._records[rid].note_begun(num_cached, now)
-        self.num_cached += num_cached
+        record = self._records[rid]
+        record.note_begun(num_cached, now)
+        self.tallies.add_cached(record.request.owner, num_cached)
+
+    def num_running(self, owner: str) -> int:
+        """Requests of `owner` that have a slot, or had one."""
+        return sum(record.has_begun and record.request.owner == owner for record in self._records.values())
 
     def deliver(self, events: Iterable[SchedulerEvent], now: float, sampled: Sequence[Sampled | None] = ()) -> None:
         """Turn the scheduler's events into the fronts'; `sampled` holds, by chunk, what was drawn in this round.
@@ -208,7 +211,7 @@ class Records:
             case TokenDrawn():
                 draw = sampled[event.chunk]
                 assert draw is not None
-                self.num_tokens += 1
+                self.tallies.add_token(record.request.owner)
                 if record.take(event, draw, now):
                     self._queue.extend(self._scheduler.stop(event.rid, event.choice, now=now))
             case SequenceEnded():
@@ -230,6 +233,7 @@ class Records:
         del self._records[record.request.rid]
         if record.timer is not None:
             record.timer.cancel()
-        self.num_failed += isinstance(last, Failed)
+        if isinstance(last, Failed):
+            self.tallies.add_failure(record.request.owner)
         record.emit(last)
         self._on_retired()

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edgeqwen.engine.tallies import Tally
+
 _MEMORY_S = 10.0
 
 
@@ -29,7 +31,8 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. `queued` counts the requests that have not had a step, those being tokenised included.
+    """A snapshot. `slots` are the sequences that may be computed at once, 0 before the model is loaded; `queued` counts
+    the requests that have not had a step, those being tokenised included.
 
     `tok_s`: `prefill` and `decode`, tokens a second while the engine was at it, 0 before the first step. `totals` since
     the start: `requests` accepted, `errors` (requests that failed after they were accepted), `tokens` generated.
@@ -37,6 +40,7 @@ class EngineStats:
     values in memory. `kv`: the cache in numbers; `cached` and `computed` are tokens of prompts since the start.
     """
 
+    slots: int
     running: int
     queued: int
     kv_bytes: int
@@ -46,13 +50,38 @@ class EngineStats:
     kv: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class OwnerStats:
+    """The part of one owner. `kv_bytes` are what is kept in memory for requests to come, `totals` what came of the
+    owner's requests since the start (of a daemon that not too many others have asked since), `kv` the budget that all
+    owners share and what this one had of the cache.
+    """
+
+    running: int
+    queued: int
+    kv_bytes: int
+    totals: Mapping[str, int]
+    kv: Mapping[str, int] = field(default_factory=dict)
+
+
+def totals_of(tally: Tally) -> Mapping[str, int]:
+    """A tally as clients are shown it."""
+    return {"requests": tally.num_requests, "errors": tally.num_failed, "tokens": tally.num_tokens}
+
+
 def idle_stats(num_queued: int) -> EngineStats:
     """Of an engine that has not loaded its model."""
     return EngineStats(
+        slots=0,
         running=0,
         queued=num_queued,
         kv_bytes=0,
         tok_s={"prefill": 0.0, "decode": 0.0},
-        totals={"requests": 0, "errors": 0, "tokens": 0},
+        totals=totals_of(Tally()),
         speculation={"drafted": 0, "accepted": 0},
     )
+
+
+def idle_owner_stats(num_queued: int) -> OwnerStats:
+    """Of an engine that has not loaded its model."""
+    return OwnerStats(running=0, queued=num_queued, kv_bytes=0, totals=totals_of(Tally()))

@@ -7,6 +7,7 @@ and for how long, is for the store to say.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 
 from edgeqwen.core.step import KVData
 from edgeqwen.kvcache.blocks import Block, BlockTree
@@ -21,6 +22,11 @@ class Inventory:
         self.memory_bytes = 0
         self.pinned_bytes = 0
         self.disk_bytes = 0
+        self._owner_bytes: Counter[str] = Counter()  # those in memory; only of owners that have some
+
+    def owner_bytes(self, owner: str) -> int:
+        """What the owner's blocks take in memory."""
+        return self._owner_bytes.get(owner, 0)
 
     def add(self, block: Block) -> list[Block]:
         """Put a block below its parent; returns those that it makes superfluous, which are still there."""
@@ -38,6 +44,7 @@ class Inventory:
         assert block.parent is not None
         block.data = data
         self.memory_bytes += block.num_bytes
+        self._owner_bytes[block.owner] += block.num_bytes
         self.pinned_bytes += block.num_bytes if block.num_pins else 0
         block.parent.num_loaded_children += 1
 
@@ -47,6 +54,9 @@ class Inventory:
         assert not block.num_pins
         block.data = None
         self.memory_bytes -= block.num_bytes
+        self._owner_bytes[block.owner] -= block.num_bytes
+        if not self._owner_bytes[block.owner]:
+            del self._owner_bytes[block.owner]
         block.parent.num_loaded_children -= 1
 
     def set_stored(self, block: Block) -> None:
@@ -101,6 +111,9 @@ class Inventory:
         assert sum(block.num_bytes for block in loaded) == self.memory_bytes
         assert sum(block.num_bytes for block in loaded if block.num_pins) == self.pinned_bytes
         assert sum(block.num_bytes for block in blocks if block.is_stored) == self.disk_bytes
+        assert sum(self._owner_bytes.values()) == self.memory_bytes
+        for owner, num_bytes in self._owner_bytes.items():
+            assert sum(block.num_bytes for block in loaded if block.owner == owner) == num_bytes
         for block in (self.tree.root, *blocks):
             _check_links(block)
 

@@ -45,6 +45,10 @@ class SpareSlots:
     def __len__(self) -> int:
         return len(self._spares)
 
+    def owner_bytes(self, owner: str) -> int:
+        """What slots hold that the owner's sequences left."""
+        return sum(spare.num_bytes for spare in self._spares.values() if spare.owner == owner)
+
     @property
     def slots(self) -> tuple[int, ...]:
         return tuple(self._spares)

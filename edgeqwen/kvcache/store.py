@@ -99,6 +99,10 @@ class BlockStore:
         """What blocks take of the budget."""
         return self._inventory.memory_bytes
 
+    def owner_bytes(self, owner: str) -> int:
+        """What the owner's blocks and spare slots take of the budget."""
+        return self._inventory.owner_bytes(owner) + self.spares.owner_bytes(owner)
+
     @property
     def disk_bytes(self) -> int:
         return self._inventory.disk_bytes

@@ -36,6 +36,10 @@ class Admission:
         self._owners[owner] += 1
         self.num_queued += 1
 
+    def count_of(self, owner: str) -> int:
+        """Requests of `owner` that wait or run."""
+        return self._owners.get(owner, 0)
+
     def _retry_ms(self) -> int:
         """When a place should be free: the time that one request takes, shared by those that run at once."""
         wait_ms = round(1000 * self._service_s / max(1, self.num_running))

@@ -18,6 +18,7 @@ from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
 from edgeqwen.server.network import NetworkConnection
 from edgeqwen.server.operations import Operations
+from edgeqwen.server.statistics import Statistics
 from edgeqwen.sessions.sessions import Sessions
 
 if TYPE_CHECKING:
@@ -52,9 +53,8 @@ class SocketServer:
             inference,
             sessions,
             limits=self.limits,
-            num_connections=lambda: len(self._connections),
+            statistics=Statistics(inference, sessions, num_connections=self._count_connections, threads=threads or {}),
             on_shutdown=on_shutdown,
-            threads=threads or {},
         )
         self._connections: set[Connection] = set()
         self._per_uid: Counter[int] = Counter()
@@ -71,6 +71,9 @@ class SocketServer:
     def connections(self) -> frozenset[Connection]:
         """Open connections that were admitted."""
         return frozenset(self._connections)
+
+    def _count_connections(self, uid: int | None) -> int:
+        return len(self._connections) if uid is None else self._per_uid[uid]
 
     async def start(self, bound: BoundSocket) -> None:
         """Accept connections of `bound`, which from now on belongs to the server."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import edgeqwen
 from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
-from edgeqwen.metrics import resident_bytes
 from edgeqwen.protocol.answers import AnswerForm, Emit
 from edgeqwen.protocol.embed_message import Embed
 from edgeqwen.protocol.limits import WireLimits
@@ -33,6 +31,7 @@ from edgeqwen.protocol.replies import bytes_members
 from edgeqwen.protocol.session_messages import SessionOperation
 from edgeqwen.server.embedding import answer_embed
 from edgeqwen.server.requests import read_submission
+from edgeqwen.server.statistics import Statistics
 from edgeqwen.server.work import Work
 from edgeqwen.sessions.sessions import Sessions
 
@@ -45,8 +44,8 @@ MAX_CHOICES: Final = 8
 
 
 class Operations:
-    """Serves the operations. `num_connections` counts open connections; `on_shutdown(drain_s)` begins the end (None:
-    within the daemon's own time). `threads` are the members of `stats` that say what computes.
+    """Serves the operations. `statistics` answers `stats`; `on_shutdown(drain_s)` begins the end (None: within the
+    daemon's own time).
     """
 
     def __init__(
@@ -55,19 +54,14 @@ class Operations:
         sessions: Sessions,
         *,
         limits: WireLimits,
-        num_connections: Callable[[], int],
+        statistics: Statistics,
         on_shutdown: Callable[[float | None], None],
-        threads: Mapping[str, Any],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inference = inference
         self._sessions = sessions
         self._limits = limits
-        self._num_connections = num_connections
+        self._statistics = statistics
         self._on_shutdown = on_shutdown
-        self._threads = threads
-        self._clock = clock
-        self._started_at = clock()
         self._owners: OrderedDict[str, str] = OrderedDict()  # rid to owner, of the last ones
 
     def start(self, message: Generation, peer: Peer, *, emit: Emit, is_writable: Callable[[], bool]) -> Work:
@@ -106,7 +100,7 @@ class Operations:
             case Ready():
                 return self._ready()
             case Stats():
-                return self._stats()
+                return self._statistics.members(peer)
             case Cancel():
                 return {"cancelled": self._cancel(message, peer, cancel_id)}
             case Shutdown():
@@ -165,24 +159,6 @@ class Operations:
     def _ready(self) -> dict[str, Any]:
         self._inference.check_ready()
         return {"ok": True, "model": self._inference.model_name, "quant": self._inference.quant}
-
-    def _stats(self) -> dict[str, Any]:
-        stats = self._inference.stats()
-        return {
-            "uptime_s": int(self._clock() - self._started_at),
-            "conns": self._num_connections(),
-            "running": stats.running,
-            "queued": stats.queued,
-            "sessions": self._sessions.num_sessions,
-            "kv_bytes": stats.kv_bytes,
-            "rss_bytes": resident_bytes(),
-            "tok_s": dict(stats.tok_s),
-            "totals": dict(stats.totals),
-            "speculation": dict(stats.speculation),
-            "kv": dict(stats.kv),
-            "session_files": self._sessions.stats(),
-            "threads": dict(self._threads),
-        }
 
     def _cancel(self, message: Cancel, peer: Peer, cancel_id: Callable[[RequestId], int]) -> int:
         if (message.target is None) == (message.rid is None):

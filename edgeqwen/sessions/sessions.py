@@ -73,6 +73,9 @@ class Sessions:
         """Those of all owners."""
         return len(self._table)
 
+    def num_sessions_of(self, owner: str) -> int:
+        return self._table.count_of(owner)
+
     async def load(self) -> None:
         """Take in the sessions that are on disk."""
         await self._keeper.load()
@@ -84,6 +87,10 @@ class Sessions:
     def stats(self) -> dict[str, Any]:
         """Whether sessions are kept on disk, how many are not, and what was found unreadable."""
         return self._store.stats()
+
+    def owner_stats(self, owner: str) -> dict[str, Any]:
+        """Whether sessions are kept on disk, and how many of this owner's are not."""
+        return self._store.owner_stats(self._table.of(owner))
 
     def turn(self, request: TurnRequest) -> Turn:
         """A turn that is not yet begun. Raises `BadRequest`."""

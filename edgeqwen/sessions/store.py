@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from edgeqwen.core.disk_thread import DiskThread
@@ -47,6 +47,10 @@ class SessionStore:
             "damaged": self.num_damaged,
             "later_version": self.num_later,
         }
+
+    def owner_stats(self, sessions: Iterable[Session]) -> dict[str, Any]:
+        """The same to the owner of `sessions`, who is told of no others."""
+        return {"on_disk": self.has_folder, "unsaved": sum(session.id in self.unsaved for session in sessions)}
 
     async def read_all(self) -> list[Session]:
         """What is on disk."""

@@ -53,6 +53,9 @@ class SessionTable:
         """All sessions of `owner`, the one used last coming first."""
         return tuple(sorted(self._sessions.get(owner, {}).values(), key=lambda session: -session.used_at))
 
+    def count_of(self, owner: str) -> int:
+        return len(self._sessions.get(owner, ()))
+
     def create(
         self,
         owner: str,
@@ -153,7 +156,7 @@ class SessionTable:
                 raise BadRequest(message, field="name")
             if (owner, name) in self._names:
                 raise EdgeqwenError("there is a session of this name", code="conflict", field="name")
-        if len(self._sessions.get(owner, ())) >= self.per_owner:
+        if self.count_of(owner) >= self.per_owner:
             message = f"you have {self.per_owner} sessions, which is the most; delete one"
             raise EdgeqwenError(message, code="quota")
 
