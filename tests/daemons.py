@@ -51,8 +51,17 @@ class DaemonProcess:
         """The exit code, once it has ended."""
         return self.process.wait(HANG_GUARD_S)
 
+    def wait_until_ready(self) -> None:
+        """Until the model is loaded and the daemon has said so."""
+        give_up_at = time.monotonic() + HANG_GUARD_S
+        while " INFO ready model=" not in self.log:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < give_up_at, self.log
+            time.sleep(0.01)
+
     def wait_for(self, **facts: Any) -> dict[str, Any]:
-        """Ask `stats` until it shows these values."""
+        """Ask `stats` until it shows these values; while the model loads, that nothing runs says nothing."""
+        self.wait_until_ready()
         give_up_at = time.monotonic() + HANG_GUARD_S
         while True:
             with self.client() as client:

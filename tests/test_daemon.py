@@ -45,8 +45,7 @@ def rest(frames: Iterator[dict[str, Any]]) -> dict[str, Any]:
 
 def test_sigterm_ends_an_idle_daemon_cleanly() -> None:
     with running_daemon(script_of("x")) as daemon:
-        with daemon.client() as client:
-            client.request("chat", prompt="hi")  # waits until the model is loaded
+        daemon.wait_until_ready()
         daemon.process.send_signal(signal.SIGTERM)
         assert daemon.wait() == 0
         assert not daemon.socket_path.exists()
@@ -213,7 +212,7 @@ def test_configuration_file_is_read_and_flags_win(tmp_path: Path) -> None:
     path = tmp_path / "edgeqwen.toml"
     path.write_text("[kv]\ncontext = 64\nslots = 2\n[limits]\nqueue = 5\n")
     with running_daemon(script_of("x"), "--config", str(path), "--context", "128") as daemon:
-        daemon.wait_for(running=0)
+        daemon.wait_until_ready()
         daemon.process.send_signal(signal.SIGTERM)
         daemon.wait()
         assert "context=128" in daemon.log

@@ -53,9 +53,9 @@ def test_turns_that_were_told_of_survive_kills_at_any_moment(tmp_path: Path) -> 
     speakers = [Speaker(number) for number in range(NUM_CLIENTS)]
     for seed in range(NUM_KILLS):
         with running_daemon(script_of("yes"), environ=state) as daemon:
-            assert daemon.wait_for(queued=0)["session_files"]["damaged"] == 0
             for speaker in speakers:
-                speaker.compare(daemon)
+                speaker.compare(daemon)  # waits until the sessions are read
+            assert daemon.wait_for(queued=0)["session_files"]["damaged"] == 0
             threads = [threading.Thread(target=speaker.speak, args=(daemon,)) for speaker in speakers]
             for thread in threads:
                 thread.start()
