@@ -19,6 +19,13 @@ from tests.wire import Wire
 
 PATH: Final = Path(__file__).parent.parent / "docs" / "openapi.yaml"
 NUM_EXAMPLES: Final = 25
+CHECKS: Final = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
 CALL: Final = '<tool_call>\n{"name": "look", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -61,7 +68,7 @@ def test_every_reference_leads_somewhere() -> None:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
     """Answers are short, whatever is asked for; over the network nobody can stop it."""
-    script = script_of("Hello!", "<think>hm</think>four", CALL, capacity=512)
+    script = script_of("Hello!", "<think>hm</think>four", CALL, capacity=768)
     with running_daemon(script, "--http", "127.0.0.1:0") as running:
         yield running
 
@@ -70,16 +77,7 @@ def daemon() -> Iterator[DaemonProcess]:
 @pytest.mark.parametrize(("method", "path"), listed(), ids=lambda part: part)
 def test_what_comes_back_is_what_the_file_says(daemon: DaemonProcess, method: str, path: str, mode: str) -> None:
     schemathesis = pytest.importorskip("schemathesis")
-    checks = [
-        getattr(schemathesis.checks, name)
-        for name in (
-            "not_a_server_error",
-            "status_code_conformance",
-            "content_type_conformance",
-            "response_headers_conformance",
-            "response_schema_conformance",
-        )
-    ]
+    checks = [getattr(schemathesis.checks, name) for name in CHECKS]
     operation = schemathesis.openapi.from_dict(document())[path][method]
     strategy = operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode))
     if mode == "negative" and not operation.body:
@@ -95,3 +93,58 @@ def test_what_comes_back_is_what_the_file_says(daemon: DaemonProcess, method: st
 
     play()
     assert daemon.process.poll() is None
+
+
+QUESTION: Final = [{"role": "user", "content": "hi"}]
+LOOK: Final = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+THEIR_LOOK: Final = {"name": "look", "input_schema": {"type": "object"}}
+WITH_USAGE: Final = {"include_usage": True}
+STREAMED: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("/v1/chat/completions", {"messages": QUESTION, "n": 3, "return_reasoning": True}),
+    ("/v1/chat/completions", {"messages": QUESTION, "n": 3, "tools": [LOOK], "stream_options": WITH_USAGE}),
+    ("/v1/chat/completions", {"messages": QUESTION, "logprobs": True, "top_logprobs": 2, "max_tokens": 3}),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 2, "echo": True, "stream_options": WITH_USAGE}),
+    ("/v1/completions", {"prompt": [5, 6], "logprobs": 2, "max_tokens": 3}),
+    ("/v1/messages", {"messages": QUESTION, "max_tokens": 80, "thinking": {"type": "adaptive"}}),
+    ("/v1/messages", {"messages": QUESTION, "max_tokens": 80, "tools": [THEIR_LOOK]}),
+    ("/v1/messages", {"messages": QUESTION, "max_tokens": 2, "stop_sequences": ["e"]}),
+]
+NUM_SCRIPTS: Final = 3
+
+
+@pytest.mark.parametrize(("path", "body"), STREAMED)
+def test_events_of_a_stream_are_what_the_file_says(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    operation = schemathesis.openapi.from_dict(document())[path]["POST"]
+    case = operation.Case(body=body | {"stream": True}, media_type="application/json")
+    checks = [schemathesis.checks.response_schema_conformance]
+
+    def ask() -> Any:
+        response = case.call(base_url=f"http://127.0.0.1:{daemon.http_port}", timeout=HANG_GUARD_S)
+        assert (response.status_code, response.headers["content-type"]) == (200, ["text/event-stream"])
+        return response
+
+    for _ in range(NUM_SCRIPTS):
+        case.validate_response(ask(), checks=checks)
+    wrong = ask()
+    wrong.content = wrong.content.replace(b'"index":0', b'"index":"0"')
+    with pytest.raises(schemathesis.errors.FailureGroup):
+        case.validate_response(wrong, checks=checks)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": QUESTION}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/messages", {"messages": QUESTION, "max_tokens": 80}),
+    ],
+)
+def test_an_error_within_a_stream_is_what_the_file_says(path: str, body: dict[str, Any]) -> None:
+    schemathesis = pytest.importorskip("schemathesis")
+    operation = schemathesis.openapi.from_dict(document())[path]["POST"]
+    case = operation.Case(body=body | {"stream": True}, media_type="application/json")
+    with running_daemon(script_of("word " * 40, fail_at_step=4), "--http", "127.0.0.1:0") as broken:
+        response = case.call(base_url=f"http://127.0.0.1:{broken.http_port}", timeout=HANG_GUARD_S)
+    assert b'data: {"error":' in response.content or b"event: error" in response.content
+    case.validate_response(response, checks=[schemathesis.checks.response_schema_conformance])
