@@ -519,6 +519,23 @@ async def test_http_1_0_gets_an_answer_that_ends_with_the_connection(
         assert end in await client.reader.read()
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(CHAT, {"messages": USER, "stream": True}), ("/eqp/chat", {"messages": USER}), ("/eqp/batch", [{"prompt": "a"}])],
+)
+async def test_a_body_without_a_length_ends_with_the_connection_though_http_1_0_asks_to_keep_it(
+    wire: Wire, path: str, body: Any
+) -> None:
+    client = await connect(wire)
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    client.writer.write(2 * (head + data))
+    async with asyncio.timeout(5):  # far below the time that a connection is kept
+        status, headers = await client.read_head()
+        assert (status, "connection" in headers, "transfer-encoding" in headers) == (200, False, False)
+        assert b"HTTP/" not in await client.reader.read()
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("value", [0, 1 << 40, 1 << 20])
 async def test_the_limit_of_tokens_is_named_as_the_client_named_it(wire: Wire, name: str, value: int) -> None:

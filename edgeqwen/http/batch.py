@@ -17,7 +17,7 @@ from edgeqwen.http import web
 from edgeqwen.http.operations import LINES_TYPE
 from edgeqwen.http.requests import is_cut_short, open_body
 from edgeqwen.http.seam import Operations
-from edgeqwen.http.session import common_headers
+from edgeqwen.http.session import open_response
 from edgeqwen.protocol.batch_message import BatchHead
 from edgeqwen.protocol.batch_plan import BatchPlan, read_plan
 from edgeqwen.protocol.item_reader import ItemReader, blocks
@@ -213,8 +213,7 @@ class Exchange:
         self._has_frame.set()
 
     async def _write(self, runner: ItemRunner) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": LINES_TYPE, **common_headers(self._request)})
-        await response.prepare(self._request)
+        response = await open_response(self._request, {"Content-Type": LINES_TYPE})
         while True:
             await self._has_frame.wait()
             self._has_frame.clear()

@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from edgeqwen.http import web
-from edgeqwen.http.session import common_headers
+from edgeqwen.http.session import open_response
 
 EVENT_STREAM: Final = "text/event-stream"
 
@@ -18,10 +18,7 @@ CHUNK_OVERHEAD: Final = 1024
 
 async def open_event_stream(request: web.BaseRequest) -> web.StreamResponse:
     """The response, its headers sent; `Cache-Control` keeps proxies from collecting the events."""
-    headers = {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache", **common_headers(request)}
-    response = web.StreamResponse(headers=headers)
-    await response.prepare(request)
-    return response
+    return await open_response(request, {"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"})
 
 
 def event(members: Mapping[str, Any], name: str | None = None) -> bytes:

@@ -11,7 +11,7 @@ from edgeqwen.http import web
 from edgeqwen.http.replies import retry_headers
 from edgeqwen.http.requests import read_object
 from edgeqwen.http.seam import Operations
-from edgeqwen.http.session import common_headers
+from edgeqwen.http.session import open_response
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.messages import Generation, RequestId, read_envelope, read_id, read_operation
 from edgeqwen.protocol.operation import LaterOperation, Operation
@@ -86,11 +86,9 @@ class LineOperations:
         try:
             data = await queue.take()
             error = queue.error
-            response = web.StreamResponse(headers={"Content-Type": LINES_TYPE, **common_headers(request)})
-            if error is not None:
-                response.set_status(CODES[error["code"]].http_status)
-                response.headers.update(retry_headers(error.get("retry_ms")))
-            await response.prepare(request)
+            status = 200 if error is None else CODES[error["code"]].http_status
+            retry = retry_headers(None if error is None else error.get("retry_ms"))
+            response = await open_response(request, {"Content-Type": LINES_TYPE, **retry}, status=status)
             while True:
                 await response.write(data)
                 work.pump()

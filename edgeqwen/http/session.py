@@ -100,9 +100,17 @@ def handler_of(request: web.BaseRequest) -> HttpHandler:
     return request.protocol
 
 
-def common_headers(request: web.BaseRequest) -> Mapping[str, str]:
-    """Headers that the response to this request has whatever it is."""
-    return handler_of(request).common_headers
+async def open_response(
+    request: web.BaseRequest, headers: Mapping[str, str], *, status: int = 200
+) -> web.StreamResponse:
+    """A response whose body comes in pieces, its headers sent. Where there are no chunks, the body ends with the
+    connection; the library would keep one that the client (HTTP/1.0) asked it to keep.
+    """
+    response = web.StreamResponse(status=status, headers={**headers, **handler_of(request).common_headers})
+    if request.version < web.HttpVersion11:
+        response.force_close()
+    await response.prepare(request)
+    return response
 
 
 class HttpServer(web.Server):

@@ -49,6 +49,7 @@ _put_in_place()
 
 from aiohttp.client_exceptions import ClientPayloadError  # noqa: E402
 from aiohttp.http_exceptions import HttpProcessingError  # noqa: E402
+from aiohttp.http_writer import HttpVersion11  # noqa: E402
 from aiohttp.streams import StreamReader  # noqa: E402
 from aiohttp.web_protocol import RequestHandler, _ErrInfo  # noqa: E402
 from aiohttp.web_request import BaseRequest  # noqa: E402
@@ -63,6 +64,7 @@ __all__ = [
     "ClientPayloadError",
     "ErrInfo",
     "HttpProcessingError",
+    "HttpVersion11",
     "RequestHandler",
     "Response",
     "Server",
