@@ -168,9 +168,10 @@ async def test_each_item_counts_as_a_request(tmp_path: Path) -> None:
 
 
 async def test_other_requests_go_on_beside_a_batch(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.001)) as wire:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.005)) as wire:
         client = await wire.connect()
-        client.send({"op": "batch", "id": "b", "items": [{"prompt": "a", "max_tokens": 300}] * 2})
+        items = [{"prompt": "a", "max_tokens": 300, "speculate": False}] * 2
+        client.send({"op": "batch", "id": "b", "items": items})
         client.send({"op": "health", "id": "h"}, {"op": "chat", "id": "c", "prompt": "x", "max_tokens": 2})
         order = []
         for _ in range(5):

@@ -127,11 +127,13 @@ async def test_errors_have_types_codes_and_fields(wire: Wire) -> None:
 
 
 async def test_what_may_succeed_later_says_when(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(load_s=2.0), is_loaded=False) as wire:
+    gate = Gate()
+    async with serve(tmp_path, fake_inference(gate=gate, load_s=0.1), is_loaded=False) as wire:
         for ask in (lambda client: client.ready(), lambda client: client.chat("x", wait=False)):
             with pytest.raises(TryAgain) as caught:
                 await sync(wire, ask)
             assert (caught.value.code, caught.value.retry_ms) == ("loading", 1500)
+        gate.opened.set()
 
 
 async def test_sessions_go_on_where_they_were(wire: Wire) -> None:
@@ -362,9 +364,9 @@ async def test_silence_beyond_the_limit_cancels_the_request(tmp_path: Path) -> N
             gate.opened.set()
             return client.chat("x").text
 
-        assert await sync(wire, wait, silence_s=0.2) == "Hi"
+        assert await sync(wire, wait, silence_s=1.0) == "Hi"
         gate.opened.clear()
-        async with connected(wire, silence_s=0.2) as client:
+        async with connected(wire, silence_s=1.0) as client:
             with pytest.raises(TimedOut):
                 await client.chat("x")
             gate.opened.set()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.runtime.fake import FakeRuntime, FakeScript
 from tests.engines import Rig, ids, make_rig, running
 from tests.models import Array
-from tests.wire import until
+from tests.wire import Gate, until
 
 TEXTS = ("one", "two and more", "a third text that is longer than the others")
 LONG = "a text of many words " * 10
@@ -250,7 +249,8 @@ async def test_all_texts_count_as_one_request_of_their_owner() -> None:
 
 
 async def test_it_waits_for_the_model_unless_told_not_to() -> None:
-    rig = make_rig(sleep=time.sleep, script=FakeScript(load_s=0.2))
+    gate = Gate()
+    rig = make_rig(sleep=gate.sleep, script=FakeScript(load_s=0.1))
     start = asyncio.create_task(rig.inference.start())
     await asyncio.sleep(0)
     with pytest.raises(EdgeqwenError) as refused:
@@ -258,6 +258,7 @@ async def test_it_waits_for_the_model_unless_told_not_to() -> None:
     assert refused.value.code == "loading"
     with pytest.raises(EmbeddingEnded):
         await embed(rig, "a", deadline_ms=1)
+    gate.opened.set()
     assert (await embed(rig, "a")).num_tokens == 1
     await start
     await rig.inference.close()

@@ -23,6 +23,7 @@ from edgeqwen.errors import BadRequest, EdgeqwenError, ModelInvalid, RuntimeFail
 from edgeqwen.kvcache import SpareSlots
 from edgeqwen.runtime.fake import FakeScript
 from tests.engines import Listener, Rig, eos, ids, make_rig, running
+from tests.wire import until
 
 
 class Gate:
@@ -244,7 +245,7 @@ async def test_a_hang_stops_neither_deadlines_nor_cancellations() -> None:
 
 async def test_a_deadline_comes_true_for_a_running_and_for_a_queued_request() -> None:
     async with running(FakeScript(tokens=ids("Hello"), loop=True, step_s=0.002, num_slots=1)) as rig:
-        _, first = await rig.submit(deadline_ms=60, ignore_eos=True, speculate=False)
+        _, first = await rig.submit(deadline_ms=600, ignore_eos=True, speculate=False)
         _, second = await rig.submit(deadline_ms=30)
         done = await second.done()
         assert done.finishes == ("deadline",)
@@ -408,7 +409,8 @@ async def test_draining_lets_requests_finish_and_refuses_new_ones() -> None:
 
 async def test_draining_cancels_what_is_left_in_the_end() -> None:
     async with running(FakeScript(tokens=ids("Hello"), loop=True, num_slots=1, step_s=0.005)) as rig:
-        listeners = [(await rig.submit(max_tokens=200))[1] for _ in range(3)]
+        listeners = [(await rig.submit(max_tokens=200, speculate=False))[1] for _ in range(3)]
+        await until(lambda: bool(listeners[0].deltas))
         await rig.inference.drain(0.05)
         assert [(await listener.done()).finishes for listener in listeners] == [("cancelled",)] * 3
         assert listeners[0].text()

@@ -242,12 +242,13 @@ async def test_status_is_that_of_the_first_frame(
     assert answer.lines[0].get("error", {}).get("code") == code
 
 
-async def test_probes_and_models(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(load_s=0.3), is_loaded=False) as wire:
+async def test_probes_and_models(tmp_path: Path, gate: Gate) -> None:
+    async with serve(tmp_path, fake_inference(gate=gate, load_s=0.1), is_loaded=False) as wire:
         client = await connect(wire)
         assert (await client.ask("GET", "/health")).json["state"] == "loading"
         loading = await client.ask("GET", "/ready")
         assert (loading.status, loading.headers["retry-after"]) == (503, "2")
+        gate.opened.set()
         await until(lambda: wire.inference.state == "ready")
         assert (await client.ask("GET", "/ready")).json["model"] == "scripted"
         assert (await client.ask("GET", "/v1/models")).json["data"][0]["id"] == "scripted"
@@ -307,7 +308,7 @@ async def test_hanging_up_cancels(tmp_path: Path, path: str, is_stream: bool, is
             await asyncio.sleep(0.05)
         client.writer.transport.abort()
         await until(lambda: wire.inference.stats().running == 0)
-        assert wire.inference.stats().totals["tokens"] < 100
+        assert wire.inference.stats().totals["tokens"] < len(LONG) / 2
 
 
 async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
@@ -317,7 +318,7 @@ async def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
         body = json.dumps({"messages": USER, "stream": True, "n": 8}).encode()
         client.write(b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (CHAT.encode(), len(body), body))
         await until(lambda: wire.inference.stats().running > 0)
-        await until(lambda: not wire.server.connections, 10)
+        await until(lambda: not wire.server.connections)
         await until(lambda: wire.inference.stats().running == 0)
 
 

@@ -17,6 +17,7 @@ from edgeqwen.cpu import ThreadWishes, parse_cpu_list, read_thread_plan
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from tests.daemons import DaemonProcess, running_daemon
 from tests.models import all_logits, tiny_package
+from tests.processes import status
 
 OWN_THREADS = 5  # event loop, engine, text, files of sessions, files of the cache
 UNSET = {"OMP_NUM_THREADS": "", "OPENBLAS_NUM_THREADS": "", "RAYON_NUM_THREADS": "", "TOKENIZERS_PARALLELISM": ""}
@@ -37,8 +38,7 @@ def thread_cpus(pid: int) -> dict[str, set[int]]:
     """The CPUs that each thread of a process may run on, by thread id."""
     found = {}
     for folder in Path(f"/proc/{pid}/task").iterdir():
-        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines() if ":\t" in line)
-        found[folder.name] = set(parse_cpu_list(status["Cpus_allowed_list"]))
+        found[folder.name] = set(parse_cpu_list(status(folder)["Cpus_allowed_list"]))
     return found
 
 

@@ -364,7 +364,7 @@ async def test_a_client_that_dies_while_it_is_not_read_is_cancelled(tmp_path: Pa
     limits = WireLimits(inflight=1, probe_s=0.02)
     async with serve(tmp_path, fake_inference(LONG, step_s=0.005), limits) as wire:
         client = await wire.connect()
-        client.send(*({"op": "chat", "prompt": "x", "id": index} for index in range(3)))
+        client.send(*({"op": "chat", "prompt": "x", "id": index, "speculate": False} for index in range(3)))
         await until(lambda: wire.inference.stats().running == 1)
         await asyncio.sleep(0.02)
         client.close()
@@ -440,12 +440,13 @@ async def test_cancel_by_id_ends_the_target_with_its_partial_text(tmp_path: Path
         assert (await client.ask({"op": "cancel", "id": 3, "target": 1}))["cancelled"] == 0
 
 
-async def test_cancel_before_the_model_is_loaded(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(load_s=0.5), is_loaded=False) as wire:
+async def test_cancel_before_the_model_is_loaded(tmp_path: Path, gate: Gate) -> None:
+    async with serve(tmp_path, fake_inference(gate=gate, load_s=0.1), is_loaded=False) as wire:
         client = await wire.connect()
         client.send({"op": "chat", "prompt": "x", "id": 1}, {"op": "cancel", "id": 2, "target": 1})
         finals = {final["id"]: final for final in [(await client.read_final())[0] for _ in range(2)]}
         assert wire.inference.state == "loading"
+        gate.opened.set()
     assert finals[2]["cancelled"] == 1
     assert (finals[1]["finish"], finals[1]["text"]) == ("cancelled", "")
 
@@ -507,26 +508,31 @@ async def test_the_peer_is_who_connected(wire: Wire, monkeypatch: pytest.MonkeyP
     assert peers.peer_of(client.writer.transport) is None
 
 
-async def test_full_close_cancels_within_a_step(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.02)) as wire:
+async def test_full_close_cancels_within_a_step(tmp_path: Path, gate: Gate) -> None:
+    gate.opened.set()
+    async with serve(tmp_path, fake_inference(LONG, gate=gate, step_s=0.001)) as wire:
         client = await wire.connect()
         client.send({"op": "chat", "prompt": "x", "stream": True})
         while "delta" not in (await client.read() or {}):
             pass
+        gate.opened.clear()  # no step ends any more
         client.close()
         await is_idle(wire)
-        assert wire.inference.stats().totals["tokens"] <= 5
+        num_tokens = wire.inference.stats().totals["tokens"]
+        gate.opened.set()
+        assert (await (await wire.connect()).ask({"op": "chat", "prompt": "x", "max_tokens": 1}))["text"] == "x"
+        assert wire.inference.stats().totals["tokens"] == num_tokens + 1
 
 
-async def test_half_close_does_not_cancel_and_blank_lines_keep_the_client_waiting(tmp_path: Path) -> None:
-    limits = WireLimits(probe_s=0.03)
-    async with serve(tmp_path, fake_inference(step_s=0.12), limits) as wire:
+async def test_half_close_does_not_cancel_and_blank_lines_keep_the_client_waiting(tmp_path: Path, gate: Gate) -> None:
+    async with serve(tmp_path, fake_inference(gate=gate), WireLimits(probe_s=0.03)) as wire:
         client = await wire.connect()
         client.send({"op": "chat", "prompt": "x"})
         client.shut()
-        frames = await client.read_all()
-    assert [frame["text"] for frame in frames] == ["Hello!"]
-    assert client.num_blank >= 3
+        reading = asyncio.create_task(client.read_all())
+        await until(lambda: client.num_blank >= 3)
+        gate.opened.set()
+        assert [frame["text"] for frame in await reading] == ["Hello!"]
 
 
 async def test_no_blank_lines_before_the_end_of_input(tmp_path: Path) -> None:
@@ -541,12 +547,12 @@ async def test_half_close_then_close_cancels(tmp_path: Path) -> None:
     limits = WireLimits(probe_s=0.03)
     async with serve(tmp_path, fake_inference(LONG, step_s=0.01), limits) as wire:
         client = await wire.connect()
-        client.send({"op": "chat", "prompt": "x"})
+        client.send({"op": "chat", "prompt": "x", "speculate": False})
         client.shut()
         await until(lambda: wire.inference.stats().running == 1)
         client.close()
         await is_idle(wire)
-        assert wire.inference.stats().totals["tokens"] < 100
+        assert wire.inference.stats().totals["tokens"] < len(LONG) / 2
 
 
 async def test_close_member_ends_the_connection_after_the_answer(wire: Wire) -> None:
@@ -561,16 +567,23 @@ async def test_close_member_ends_the_connection_after_the_answer(wire: Wire) -> 
 # Timers and pressure.
 
 
-async def test_silence_garbage_and_idleness_end_a_connection(tmp_path: Path) -> None:
-    limits = WireLimits(first_byte_s=0.05, idle_s=0.1, partial_line_s=0.1)
-    async with serve(tmp_path, None, limits) as wire:
-        silent, idle, partial = [await wire.connect() for _ in range(3)]
-        partial.write(b'{"op":')
-        assert (await idle.ask({"op": "health"}))["ok"] is True
-        assert await silent.read_all() == []
-        assert await idle.read_all() == []
-        frames = await partial.read_all()
-    assert [frame["error"]["code"] for frame in frames] == ["timeout"]
+async def test_silence_ends_a_connection(tmp_path: Path) -> None:
+    async with serve(tmp_path, None, WireLimits(first_byte_s=0.05)) as wire:
+        assert await (await wire.connect()).read_all() == []
+
+
+async def test_idleness_ends_a_connection(tmp_path: Path) -> None:
+    async with serve(tmp_path, None, WireLimits(idle_s=0.05)) as wire:
+        client = await wire.connect()
+        assert (await client.ask({"op": "health"}))["ok"] is True
+        assert await client.read_all() == []
+
+
+async def test_a_line_that_does_not_end_ends_a_connection(tmp_path: Path) -> None:
+    async with serve(tmp_path, None, WireLimits(partial_line_s=0.05)) as wire:
+        client = await wire.connect()
+        client.write(b'{"op":')
+        assert [frame["error"]["code"] for frame in await client.read_all()] == ["timeout"]
 
 
 async def test_a_dripping_line_does_not_extend_its_time(tmp_path: Path) -> None:
@@ -674,7 +687,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_others_go_on(tmp_path:
         await loop.sock_sendall(small.sock, requests)
         other = await wire.connect()
         assert (await other.ask({"op": "health"}))["ok"] is True
-        await until(lambda: len(wire.server.connections) == 1, 10)
+        await until(lambda: len(wire.server.connections) == 1)
         await is_idle(wire)
         small.sock.close()
         assert (await other.ask({"op": "health"}))["ok"] is True
@@ -696,8 +709,8 @@ async def test_requests_are_not_read_from_a_client_that_does_not_read_replies(tm
 # States of the engine.
 
 
-async def test_ready_and_health_while_loading(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(load_s=0.3), is_loaded=False) as wire:
+async def test_ready_and_health_while_loading(tmp_path: Path, gate: Gate) -> None:
+    async with serve(tmp_path, fake_inference(gate=gate, load_s=0.1), is_loaded=False) as wire:
         client = await wire.connect()
         health = await client.ask({"op": "health"})
         assert (health["ok"], health["state"]) == (True, "loading")
@@ -707,6 +720,7 @@ async def test_ready_and_health_while_loading(tmp_path: Path) -> None:
         assert error["retry_ms"] > 0
         refused = await client.ask({"op": "chat", "prompt": "x", "wait": False})
         assert refused["error"]["code"] == "loading"
+        gate.opened.set()
         assert (await client.ask({"op": "chat", "prompt": "x"}))["text"] == "Hello!"
         assert await client.ask({"op": "ready"}) == {"done": True, "ok": True, "model": "scripted", "quant": "fp32"}
 
@@ -734,11 +748,11 @@ async def test_deadline_ends_an_answer(tmp_path: Path) -> None:
         client = await wire.connect()
         final = await client.ask({"op": "chat", "prompt": "x", "deadline_ms": 80})
     assert final["finish"] == "deadline"
-    assert set(final["text"]) == {"x"}
+    assert set(final["text"]) <= {"x"}
 
 
-async def test_shutdown_calls_back_and_draining_refuses_new_work(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference("x" * 40, step_s=0.01)) as wire:
+async def test_shutdown_calls_back_and_draining_refuses_new_work(tmp_path: Path, gate: Gate) -> None:
+    async with serve(tmp_path, fake_inference("x" * 40, gate=gate)) as wire:
         client = await wire.connect()
         client.send({"op": "chat", "prompt": "x", "id": 1, "stream": True})
         await client.read()
@@ -750,11 +764,12 @@ async def test_shutdown_calls_back_and_draining_refuses_new_work(tmp_path: Path)
         assert wire.shutdowns == [7.0, None]
         draining = asyncio.create_task(wire.inference.drain(5))
         await asyncio.sleep(0)
-        client.send({"op": "chat", "prompt": "x", "id": 3})
-        finals = {final["id"]: final for final in [(await client.read_final())[0] for _ in range(2)]}
+        refused = await client.ask({"op": "chat", "prompt": "x", "id": 3})
+        assert (refused["id"], refused["error"]["code"]) == (3, "draining")
+        gate.opened.set()
+        final, _ = await client.read_final()
         await draining
-    assert finals[1]["finish"] == "stop"
-    assert finals[3]["error"]["code"] == "draining"
+    assert (final["id"], final["finish"]) == (1, "stop")
 
 
 async def test_closing_the_server_closes_idle_connections_and_removes_the_path(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from edgeqwen.protocol.peer import Peer
 from edgeqwen.server import peers
 from tests.daemons import DaemonProcess, running_daemon
 from tests.fronts import CHAT_PATH, call, post
-from tests.wire import Wire, fake_inference, serve, until
+from tests.wire import Gate, Wire, fake_inference, serve, until
 
 SOMEBODY: Final = 12_345
 OTHER: Final = 12_346
@@ -246,12 +246,14 @@ def test_configured_number_of_sessions_is_the_quota(small: DaemonProcess) -> Non
 
 
 async def test_wait_false_is_an_error_at_once_while_the_model_loads(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(load_s=0.3), is_loaded=False) as wire:
+    gate = Gate()
+    async with serve(tmp_path, fake_inference(gate=gate, load_s=0.1), is_loaded=False) as wire:
         client = await wire.connect()
         client.send({"op": "chat", "id": 1, "prompt": "x"})
         refused = await client.ask({"op": "chat", "id": 2, "prompt": "x", "wait": False})
         assert refused["error"]["code"] == "loading"
         assert refused["error"]["retry_ms"] > 0
+        gate.opened.set()
         final, _ = await client.read_final()
         assert (final["id"], final["text"]) == (1, "Hello!")
 

@@ -31,6 +31,10 @@ TEMPLATE = (
 )
 
 
+GUARD_S = 30.0
+"""Against hanging; what is waited for takes milliseconds."""
+
+
 @dataclass
 class Gate:
     """In place of sleeping on the engine thread: waits until the gate is open, then sleeps."""
@@ -38,7 +42,7 @@ class Gate:
     opened: threading.Event = field(default_factory=threading.Event)
 
     def sleep(self, duration_s: float) -> None:
-        self.opened.wait(20)
+        self.opened.wait(2 * GUARD_S)
         time.sleep(duration_s)
 
 
@@ -94,7 +98,7 @@ class WireClient:
     def shut(self) -> None:
         self.writer.write_eof()
 
-    async def read(self, timeout_s: float = 10.0) -> dict[str, Any] | None:
+    async def read(self, timeout_s: float = GUARD_S) -> dict[str, Any] | None:
         """The next frame, None at the end of the connection."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -198,7 +202,7 @@ async def serve(
         await sessions.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = GUARD_S) -> None:
     """Wait for `condition`; the time is a guard against hanging only."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event to wait on
