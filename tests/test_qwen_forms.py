@@ -6,12 +6,15 @@ import asyncio
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edgeqwen.constrain.compiler import Compiler
 from edgeqwen.constrain.form import read_form
 from edgeqwen.core.constraint import Constraint
+from edgeqwen.runtime.fake import FakeScript
 from edgeqwen.text.reasoning import find_thinking
-from tests.qwen_files import END_OF_TEXT, END_THINK, IM_END, THINK, qwen_builder, qwen_tokenizer
+from tests.engines import running
+from tests.qwen_files import END_OF_TEXT, END_THINK, IM_END, THINK, qwen_builder, qwen_template, qwen_tokenizer
 
 NOTHING: dict[str, Any] = {"response_format": None, "tools": (), "tool_choice": None, "parallel_tool_calls": None}
 TOOL = {
@@ -49,6 +52,31 @@ def test_a_thought_is_closed_as_the_template_closes_one() -> None:
     without = qwen_builder().build([{"role": "user", "content": "x"}], think=False).ids
     assert without[-2:] == thinking.closing[-2:], "behind the marker there is what the template writes there"
     assert qwen_tokenizer().decode_bytes(thinking.closing) == b"\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("budget", "max_tokens", "num_thought", "num_answer"),
+    [
+        (100, 100, 80, 16),  # <think>, the thought, a newline, </think> and an empty line, the answer
+        (99, 100, 80, 16),
+        (80, 100, 80, 16),
+        (79, 100, 79, 17),
+        (20, 20, 11, 5),
+        (4, 4, 0, 0),
+        (1, 1, 0, 0),
+    ],
+)
+async def test_a_budget_of_all_tokens_leaves_the_answer_some(
+    budget: int, max_tokens: int, num_thought: int, num_answer: int
+) -> None:
+    said = [THINK, *qwen_tokenizer().encode(" so" * 200, special=False)]
+    files: dict[str, Any] = {"tokenizer": qwen_tokenizer(), "template": qwen_template()}
+    async with running(FakeScript(tokens=tuple(said)), eos_token_ids=(IM_END, END_OF_TEXT), **files) as rig:
+        user = ({"role": "user", "content": "x"},)
+        done, listener = await rig.run(messages=user, think_budget=budget, max_tokens=max_tokens)
+        assert listener.text("reasoning").count(" so") == num_thought
+        assert listener.text().count(" so") == num_answer
+        assert (done.finishes, done.usage.completion) == (("length",), max_tokens)
 
 
 def test_a_call_is_written_with_the_markers_own_tokens_as_the_template_writes_it() -> None:

@@ -13,8 +13,8 @@ Order of precedence: request, then the model's defaults (`defaults`). `max_token
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from edgeqwen.core.constraint import Constraint
 from edgeqwen.core.request import PRIORITIES, Request, SamplingParams, Thinking
@@ -27,6 +27,9 @@ from edgeqwen.text import Prompt
 
 _MAX_SEED = (1 << 63) - 1
 _MAX_COUNT = (1 << 31) - 1
+
+_ANSWER_TOKENS: Final = 16
+"""A thought leaves at least so many to its answer, or a quarter of what there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +159,6 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
     min_tokens = given.min_tokens or 0
     if min_tokens > max_tokens:
         raise BadRequest(f"min_tokens must be between 0 and max_tokens ({max_tokens})", field="min_tokens")
-    if given.think_budget is not None and given.think_budget >= max_tokens:
-        message = f"think_budget must be below max_tokens ({max_tokens}): the answer comes after the thought"
-        raise BadRequest(message, field="think_budget")
     deadline_ms = _or(given.deadline_ms, at.limits.max_deadline_ms)
     request = Request(
         rid=at.rid,
@@ -172,7 +172,7 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         ignore_eos=bool(given.ignore_eos),
         logprobs=_or(given.top_logprobs, 0) if given.logprobs else None,
         constraint=at.constraint,
-        thinking=at.thinking,
+        thinking=_with_room(at.thinking, max_tokens, prompt),
         finds_calls=bool(given.tools) and given.tool_choice != "none",
         is_single_call=given.parallel_tool_calls is False,
         splits_reasoning=prompt.splits_reasoning,
@@ -183,7 +183,7 @@ def resolve(given: GenerationInput, prompt: Prompt, at: ResolveContext) -> Resol
         deadline_at=at.arrived_at + deadline_ms / 1000,
         arrived_at=at.arrived_at,
     )
-    return Resolved(request, _shown(request, deadline_ms) | _shown_form(given))
+    return Resolved(request, _shown(request, deadline_ms) | _shown_form(given, request.thinking))
 
 
 def _max_tokens(given: GenerationInput, prompt_len: int, at: ResolveContext) -> int:
@@ -204,6 +204,19 @@ def _max_tokens(given: GenerationInput, prompt_len: int, at: ResolveContext) -> 
         )
         raise EdgeqwenError(message, code="too_long", field="max_tokens")
     return given.max_tokens
+
+
+def _with_room(thinking: Thinking | None, max_tokens: int, prompt: Prompt) -> Thinking | None:
+    """With a budget that leaves room for an answer, however large a client's is: one who asks for as long a thought as
+    there may be still wants to hear what comes of it.
+    """
+    # max_tokens |<- opening ->|<------ budget ------>|<- closing ->|<- a beginning of the answer ->|
+    if thinking is None or thinking.budget is None:
+        return thinking
+    num_markers = len(thinking.closing) + (not prompt.starts_in_reasoning)
+    num_kept = min(_ANSWER_TOKENS, max_tokens // 4)
+    most = max(0, max_tokens - num_markers - num_kept)
+    return replace(thinking, budget=min(thinking.budget, most))
 
 
 def _sampling(given: GenerationInput, at: ResolveContext) -> SamplingParams:
@@ -249,9 +262,10 @@ def _shown_choice(choice: str | Mapping[str, Any]) -> Any:
     return {"type": "function", "function": {"name": choice["function"]["name"]}}
 
 
-def _shown_form(given: GenerationInput) -> dict[str, Any]:
-    """Of the form of the answer what is short: its kind, and how tools may be called."""
-    shown: dict[str, Any] = {"think_budget": given.think_budget} if given.think_budget is not None else {}
+def _shown_form(given: GenerationInput, thinking: Thinking | None) -> dict[str, Any]:
+    """Of the form of the answer what is short: its kind, the budget of its thought, and how tools may be called."""
+    budget = given.think_budget if thinking is None else thinking.budget
+    shown: dict[str, Any] = {} if budget is None else {"think_budget": budget}
     if given.response_format is not None:
         shown["response_format"] = {"type": given.response_format.get("type")}
     if given.tools:
