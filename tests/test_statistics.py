@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema_rs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from edgeqwen.http.access import ApiKeys
 from edgeqwen.protocol.peer import Peer
 from tests.http_client import connect
 from tests.test_network import LOCAL, ONE, OTHER, key, listening
+from tests.test_openapi import document
 from tests.test_wire_limits import OTHER as SOMEBODY_ELSE
 from tests.test_wire_limits import SOMEBODY, ask_as, needs_users, open_to_all
 from tests.wire import Gate, Wire, WireClient, fake_inference, serve, until
@@ -139,6 +141,17 @@ async def test_http_tells_a_user_the_same(tmp_path: Path, become: Become, method
             client = await connect(wire)
             told = (await client.ask(method, path, {} if method == "POST" else None)).json
             assert (told["scope"], told["totals"]["requests"]) == ("own", requests)
+
+
+async def test_the_file_of_the_routes_says_what_an_admin_is_told_and_what_others_are(
+    tmp_path: Path, become: Become
+) -> None:
+    schemas = document()["components"]["schemas"]
+    validator = jsonschema_rs.Draft202012Validator(schemas["Statistics"])
+    async with serve(tmp_path) as wire:
+        for peer in (user(1001), Peer(1002, "1002", is_admin=True)):
+            become(peer)
+            validator.validate((await (await connect(wire)).ask("GET", "/stats")).json)
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/stats"), ("POST", "/eqp/stats")])
