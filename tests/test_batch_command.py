@@ -109,9 +109,9 @@ def test_what_is_there_is_not_asked_again(daemon: DaemonProcess, tmp_path: Path)
 
 
 def test_a_run_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
-    items = [{"id": number, "prompt": "x"} for number in range(60)]
+    items = [{"id": number, "prompt": "x"} for number in range(200)]
     file, out = write_items(tmp_path / "in", items, as_lines=True), tmp_path / "out"
-    with running_daemon(script_of("Hello!", step_s=0.01)) as daemon:
+    with running_daemon(script_of("Hello!", step_s=0.03)) as daemon:
         daemon.wait_for(running=0)
         flags = ["batch", "--socket", str(daemon.socket_path), str(file), "--out", str(out), "--max-tokens", "3"]
         for number, expected in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
@@ -126,7 +126,7 @@ def test_a_run_that_is_killed_or_interrupted_goes_on_where_it_was(tmp_path: Path
         result = run_command(*flags)
     assert result.returncode == 0
     assert b"were there before" in result.stderr
-    assert sorted(line["id"] for line in lines_of(out)) == list(range(60))
+    assert sorted(line["id"] for line in lines_of(out)) == list(range(200))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -464,8 +464,8 @@ async def test_memory_that_cannot_be_had_to_save_a_conversation_fails_nobody() -
 
 
 def test_two_at_once_in_one_session_are_one_after_another_or_told_that_it_is_busy() -> None:
-    environ = {"EDGEQWEN_SESSIONS_PER_UID": "2"}
-    with running_daemon(script_of("abcde" * 8, step_s=0.02), environ=environ) as daemon, daemon.client() as client:
+    environ = {"EDGEQWEN_SESSIONS_PER_UID": "2", "EDGEQWEN_ENGINE_SPECULATION": "false"}
+    with running_daemon(script_of("abcde" * 8, step_s=0.05), environ=environ) as daemon, daemon.client() as client:
         call(daemon, "chat", session="@other", prompt="x", max_tokens=1)
         frames = client.stream("chat", session="@s", prompt="first", stream=True)
         while "delta" not in next(frames):

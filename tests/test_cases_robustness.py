@@ -224,7 +224,7 @@ def test_queued_requests_of_dead_clients_cost_nothing() -> None:
         contextlib.ExitStack() as stack,
     ):
         clients = [stack.enter_context(daemon.client()) for _ in range(22)]
-        long = clients[0].stream("chat", prompt="long", max_tokens=4000, stream=True)
+        long = clients[0].stream("chat", prompt="long", max_tokens=8000, stream=True, speculate=False)
         rid = next(long)["rid"]
         while "delta" not in next(long):
             pass
@@ -555,7 +555,7 @@ def test_health_is_answered_among_cancels_and_refusals_and_long_prompts() -> Non
 def test_a_running_stream_goes_on_between_the_pieces_of_long_prompts_and_short_ones_get_in() -> None:
     with running_daemon(script_of(WORDS, loop=True, step_s=0.002, prefill_token_s=0.0004)) as daemon:
         with daemon.client() as victim, daemon.client() as attacker:
-            stream = victim.stream("chat", prompt="v", max_tokens=4000, stream=True)
+            stream = victim.stream("chat", prompt="v", max_tokens=8000, stream=True, speculate=False)
             while "delta" not in next(stream):
                 pass
             order: list[str] = []
@@ -633,8 +633,11 @@ def test_connections_beyond_the_open_files_are_refused_in_words(
     monkeypatch.setattr(daemons, "start_command", limited(64))
     with running_daemon(script_of("hey"), environ={"STATE_DIRECTORY": str(tmp_path)}) as daemon:
         assert is_well(daemon)
-        begun = num_descriptors(daemon)
         allowed = call(daemon, "hello")["limits"]["connections"]
+        with daemon.client() as only:
+            until(lambda: only.request("stats")["conns"] == 1)
+            begun = num_descriptors(daemon) - 1
+        until(lambda: num_descriptors(daemon) <= begun)
         assert 8 < allowed <= 64 - begun
         held = [connect(daemon) for _ in range(100)]
         until(lambda: num_descriptors(daemon) <= begun + allowed)

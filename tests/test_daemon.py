@@ -32,7 +32,7 @@ def slow(step_s: float = 0.02, **settings: Any) -> str:
 def begun(daemon: DaemonProcess) -> Iterator[Iterator[dict[str, Any]]]:
     """A streamed answer that has begun: frames from its first piece of text on."""
     with daemon.client() as client:
-        frames = client.stream("chat", prompt=f"say {CANARY}", stream=True)
+        frames = client.stream("chat", prompt=f"say {CANARY}", stream=True, speculate=False)
         while "delta" not in next(frames):
             pass
         yield frames
@@ -135,7 +135,7 @@ def test_logs_hold_no_text_of_prompt_or_answer() -> None:
 
 
 def test_clients_are_served_while_the_model_loads() -> None:
-    with running_daemon(script_of("late", load_s=1.0)) as daemon, daemon.client() as client:
+    with running_daemon(script_of("late", load_s=3.0)) as daemon, daemon.client() as client:
         health = client.request("health")
         assert (health["ok"], health["state"]) == (True, "loading")
         with pytest.raises(EdgeqwenError) as caught:
@@ -146,7 +146,7 @@ def test_clients_are_served_while_the_model_loads() -> None:
 
 
 def test_model_that_cannot_be_loaded_ends_the_daemon_and_who_waited_for_it() -> None:
-    with running_daemon(script_of("x", load_s=0.5, fail_load="the disk went away")) as daemon:
+    with running_daemon(script_of("x", load_s=2.0, fail_load="the disk went away")) as daemon:
         with pytest.raises((EdgeqwenError, CutOff)), daemon.client() as client:
             client.request("chat", prompt="hi")
         assert daemon.wait() == 70
