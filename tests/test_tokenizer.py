@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,31 @@ def marked(tokenizer: Tokenizer, text: str) -> list[int]:
 @functools.cache
 def library_tokenizer() -> RustTokenizer:
     return RustTokenizer.from_file(str(qwen_tokenizer_path()))
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """The interpreter takes its lock from nobody here, so another thread runs only if encoding lets go of it."""
+    tokenizer, seen, is_over = byte_level(), [0], threading.Event()
+
+    def count() -> None:
+        while not is_over.is_set():
+            seen[0] += 1
+            time.sleep(0)
+
+    counter = threading.Thread(target=count)
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        counter.start()
+        before = seen[0]
+        ids = tokenizer.encode("x" * 2_000_000, special=False)
+        during = seen[0] - before
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        counter.join()
+    assert len(ids) == 2_000_000
+    assert during > 0
 
 
 def test_ids_that_others_rely_on() -> None:

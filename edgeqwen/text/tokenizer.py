@@ -5,13 +5,16 @@ Two encoders share one vocabulary in memory. The *stock* one knows the added tok
 template markers as ids and what stands between them by the plain encoder, which gives the ids of the stock encoder
 for harmless text and lets no client write a marker (`prompt`, `guard`).
 
-Only single texts are encoded, one call each: the library's batch calls start threads and warn after a fork.
+Texts are encoded one a call, but by the library's call for several: the one for a single text holds Python's lock
+until it is done, a second for a text of a megabyte, and the event loop with it. The threads that the library would
+start for several texts are switched off; they would only stand by, and it warns of them after a fork.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +27,8 @@ from tokenizers import models
 
 from edgeqwen.errors import BadRequest, ModelInvalid, ModelMissing
 from edgeqwen.text.decoder import read_decoder
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by the library with every call
 
 Part: TypeAlias = str | int
 """A stretch of text, or the id of an added token."""
@@ -195,7 +200,7 @@ def compile_alternatives(texts: Iterable[str]) -> re.Pattern[str]:
 
 def _ids(encoder: RustTokenizer, text: str) -> list[int]:
     try:
-        ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
+        ids: list[int] = encoder.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except (TypeError, UnicodeEncodeError) as e:
         raise BadRequest("the text holds half a surrogate pair; send valid Unicode") from e
     return ids
