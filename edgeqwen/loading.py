@@ -24,7 +24,7 @@ from edgeqwen.core.package import TOKENIZER, WEIGHTS, Package, open_package, rea
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_memory, read_processor
-from edgeqwen.engine.inference import RuntimeFactory
+from edgeqwen.engine.life import RuntimeFactory
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelInvalid
 from edgeqwen.text import ChatTemplate, Tokenizer

@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgeqwen.core.model import Pooling
 from edgeqwen.core.request import Delta, Done, Event, Failed, Started
 from edgeqwen.engine.generation import GenerationInput
-from edgeqwen.engine.inference import Generation, Inference
+from edgeqwen.engine.inference import Inference
+from edgeqwen.engine.intake import Generation
 from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
 from edgeqwen.runtime.fake import FakeRuntime, FakeScript, load_fake
 from edgeqwen.text import ChatTemplate, Tokenizer
@@ -129,6 +131,7 @@ def make_rig(
     eos_token_ids: tuple[int, ...] | None = None,
     speculates: bool = True,
     kv: KvSettings | None = None,
+    pooling: Pooling | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rig:
@@ -149,6 +152,7 @@ def make_rig(
         template=ChatTemplate(TEMPLATE) if template is None else template,
         generation_defaults={"do_sample": False} if defaults is None else defaults,
         eos_token_ids=(eos(tokenizer),) if eos_token_ids is None else eos_token_ids,
+        pooling=pooling,
     )
     seeds = itertools.count(1)
     inference = Inference(

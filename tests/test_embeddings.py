@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,8 +143,7 @@ async def test_what_was_computed_for_a_text_is_neither_kept_nor_looked_for() -> 
 async def test_the_pooling_of_the_model_is_the_default() -> None:
     poolings: tuple[Pooling, ...] = ("last", "mean")
     for pooling in poolings:
-        async with running() as rig:
-            rig.inference._files = replace(rig.inference._files, pooling=pooling)
+        async with running(pooling=pooling) as rig:
             assert np.array_equal((await embed(rig, LONG)).vectors, (await embed(rig, LONG, pooling=pooling)).vectors)
 
 

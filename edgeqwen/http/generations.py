@@ -17,7 +17,8 @@ from typing import Final, TypeAlias
 
 from edgeqwen.core.request import Delta, Done, Event, Failed, FinishReason, Started, ToolCall, Usage
 from edgeqwen.engine.generation import GenerationInput, Sink
-from edgeqwen.engine.inference import Generation, Inference
+from edgeqwen.engine.inference import Inference
+from edgeqwen.engine.intake import Generation
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.answers import Backlog
 from edgeqwen.sessions.sessions import Sessions

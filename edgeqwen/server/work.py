@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from edgeqwen.core.request import Done, Event, FinishReason, Timings, Usage
 from edgeqwen.engine.generation import Sink
-from edgeqwen.engine.inference import Generation
+from edgeqwen.engine.intake import Generation
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.protocol.answers import Answer, AnswerForm, Emit
 from edgeqwen.protocol.replies import error_members

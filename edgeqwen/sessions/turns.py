@@ -21,7 +21,8 @@ import msgspec
 
 from edgeqwen.core.request import Delta, Done, Event, Failed, Started, ToolCall
 from edgeqwen.engine.generation import GenerationInput, Sink
-from edgeqwen.engine.inference import Generation, Inference
+from edgeqwen.engine.inference import Inference
+from edgeqwen.engine.intake import Generation
 from edgeqwen.errors import BadRequest, EdgeqwenError, RuntimeFailed
 from edgeqwen.sessions.addition import Addition, read_addition
 from edgeqwen.sessions.keeper import Keeper
