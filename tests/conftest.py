@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from tests.wire import Gate, Wire, serve
+
+# How long an example takes says how busy the machine is, and nothing of what is tested.
+settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 ON_UVLOOP = {"test_server", "test_http", "test_http_formats", "test_network", "test_client", "test_wire_limits"}
 """Tests of sockets run on the loop that the daemon runs on: loops differ in what they tell of a dying connection."""
