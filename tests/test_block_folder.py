@@ -23,8 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgeqwen.errors import EXIT_CANNOT_WRITE, CannotWrite
 from edgeqwen.kvcache.block_file import BlockHead, block_name, file_bytes
-from edgeqwen.kvcache.block_folder import UNFINISHED, BlockFolder
+from edgeqwen.kvcache.block_folder import BlockFolder
 from edgeqwen.kvcache.claimed_folder import LOCK_FILE
+from edgeqwen.kvcache.folder_files import UNFINISHED
 from edgeqwen.kvcache.write_budget import FILE_NAME as BUDGET_FILE
 
 FINGERPRINT = "tiny|int8|kv8|3"

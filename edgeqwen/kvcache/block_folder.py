@@ -41,16 +41,19 @@ from edgeqwen.kvcache.block_file import (
     encode,
     file_bytes,
 )
-from edgeqwen.kvcache.claimed_folder import LOCK_FILE, claim, claimed
-from edgeqwen.kvcache.write_budget import FILE_NAME as BUDGET_FILE
+from edgeqwen.kvcache.claimed_folder import claim, claimed
+from edgeqwen.kvcache.folder_files import (
+    block_sizes,
+    empty_folder,
+    file_name,
+    opened,
+    read_into,
+    remove_unfinished,
+    write_whole,
+)
 from edgeqwen.kvcache.write_budget import WriteBudget
 
-UNFINISHED: Final = "unfinished.tmp"
-_BLOCK_FILE: Final = re.compile(r"([0-9a-f]{32})\.kv", re.ASCII)
 _FOLDER: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
-_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A symbolic link at a block's name is not followed, and a pipe does not make anybody wait."""
-
 _DAMAGE: Final = {errno.EIO, errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EUCLEAN, errno.ENODATA}
 """Errors of the file itself; others (too many open files, no memory) say nothing about it."""
 
@@ -78,7 +81,7 @@ class BlockFolder:
         self._budget = budget
         self._fds = fds
         self._folder_fd = fds[0]
-        self._sizes = dict(_inventory(self._folder_fd))
+        self._sizes = dict(block_sizes(self._folder_fd))
         self._num_bytes = sum(self._sizes.values())
 
     @classmethod
@@ -98,7 +101,7 @@ class BlockFolder:
                 undo.callback(os.close, fd)
             budget = WriteBudget(fds[0], daily_bytes, today)
             undo.callback(budget.close)
-            _remove_unfinished(fds[0])
+            remove_unfinished(fds[0])
             _remove_others(path, budget)
             folder = cls(path, fingerprint, max_bytes, budget, fds)
             undo.pop_all()
@@ -145,10 +148,10 @@ class BlockFolder:
         It lies in a mapping of its own, which is gone with the last reference: megabytes that come and go would leave
         holes in the heap.
         """
-        with self._believing(name), _opened(self._folder_fd, name) as fd:
+        with self._believing(name), opened(self._folder_fd, name) as fd:
             start, _ = self._read_start(fd, name)
             data = memoryview(mmap.mmap(-1, start.head.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-            _read_into(fd, data, start.data_offset)
+            read_into(fd, data, start.data_offset)
             check_data(start, data)
             return data
         return None
@@ -170,7 +173,7 @@ class BlockFolder:
         with _errors_of(self.path):
             if not self._budget.spend(num_file_bytes):
                 return False
-            _write_whole(self._folder_fd, head.name, start, view)
+            write_whole(self._folder_fd, head.name, start, view)
         self._sizes[head.name] = num_file_bytes
         self._num_bytes += num_file_bytes
         return True
@@ -178,13 +181,13 @@ class BlockFolder:
     def remove(self, name: str) -> None:
         """Remove the block `name` if it is there. Raises `CannotWrite` if it cannot be removed."""
         with _errors_of(self.path), contextlib.suppress(FileNotFoundError):
-            os.unlink(_file_name(name), dir_fd=self._folder_fd)
+            os.unlink(file_name(name), dir_fd=self._folder_fd)
         self._forget(name)
 
     def touch(self, name: str) -> bool:
         """Note that the block `name` was of use just now, as far as that can be written; False if it is gone."""
         try:
-            os.utime(_file_name(name), dir_fd=self._folder_fd, follow_symlinks=False)
+            os.utime(file_name(name), dir_fd=self._folder_fd, follow_symlinks=False)
         except FileNotFoundError:
             self._forget(name)
             return False
@@ -195,10 +198,10 @@ class BlockFolder:
     def check(self) -> None:
         """Assert that the accounts agree with each other and with the disk."""
         assert self._num_bytes == sum(self._sizes.values()), f"{self._num_bytes} bytes of {sum(self._sizes.values())}"
-        assert self._sizes == dict(_inventory(self._folder_fd)), "the folder holds other files than those accounted for"
+        assert self._sizes == dict(block_sizes(self._folder_fd)), "the folder holds other files than it should"
 
     def _examine(self, name: str) -> Found | None:
-        with self._believing(name), _opened(self._folder_fd, name) as fd:
+        with self._believing(name), opened(self._folder_fd, name) as fd:
             start, status = self._read_start(fd, name)
             return Found(start.head, status.st_size, status.st_mtime_ns)
         return None
@@ -234,69 +237,12 @@ class BlockFolder:
         self._num_bytes -= self._sizes.pop(name, 0)
 
 
-def _file_name(name: str) -> str:
-    file_name = f"{name}.kv"
-    assert _BLOCK_FILE.fullmatch(file_name), f"{name!r} is no block's name"
-    return file_name
-
-
 @contextlib.contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise CannotWrite(f"{path}: cannot keep the KV cache there: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _opened(folder_fd: int, name: str) -> Iterator[int]:
-    fd = os.open(_file_name(name), _READ_FLAGS, dir_fd=folder_fd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _read_into(fd: int, view: memoryview, offset: int) -> None:
-    while view:
-        num_read = os.preadv(fd, [view], offset)
-        if num_read == 0:
-            raise BlockDamaged("cut off while it was read")
-        view = view[num_read:]
-        offset += num_read
-
-
-def _write_whole(folder_fd: int, name: str, start: bytes, data: memoryview) -> None:
-    """Write a file under a temporary name and give it its own; without a trace if that fails."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        fd = os.open(UNFINISHED, flags, 0o600, dir_fd=folder_fd)
-        try:
-            for piece in (memoryview(start), data):
-                view = piece
-                while view:
-                    view = view[os.write(fd, view) :]
-        finally:
-            os.close(fd)
-        os.rename(UNFINISHED, _file_name(name), src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
-    except BaseException:
-        _remove_unfinished(folder_fd)
-        raise
-
-
-def _remove_unfinished(folder_fd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(UNFINISHED, dir_fd=folder_fd)
-
-
-def _inventory(folder_fd: int) -> Iterator[tuple[str, int]]:
-    """Names of blocks with the sizes of what stands there; folders are nobody's blocks."""
-    with os.scandir(folder_fd) as entries:
-        for entry in entries:
-            match = _BLOCK_FILE.fullmatch(entry.name)
-            if match and not entry.is_dir(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):
-                    yield match[1], entry.stat(follow_symlinks=False).st_size
 
 
 def _remove_others(path: Path, budget: WriteBudget) -> None:
@@ -307,15 +253,5 @@ def _remove_others(path: Path, budget: WriteBudget) -> None:
         with contextlib.suppress(OSError), claimed(path.parent / name) as folder_fd:
             if folder_fd is not None:
                 budget.take_over(folder_fd)
-                _empty(folder_fd)
+                empty_folder(folder_fd)
                 (path.parent / name).rmdir()
-
-
-def _empty(folder_fd: int) -> None:
-    """Remove all that is ours from a folder, the lock last: until then nobody may believe it free."""
-    _remove_unfinished(folder_fd)
-    for block, _ in list(_inventory(folder_fd)):
-        os.unlink(f"{block}.kv", dir_fd=folder_fd)
-    for name in (BUDGET_FILE, LOCK_FILE):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder_fd)
