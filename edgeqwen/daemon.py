@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from edgeqwen.config import Config
-from edgeqwen.cpu import trim_heap
+from edgeqwen.cpu import share_heaps, trim_heap
 from edgeqwen.engine.inference import Inference
 from edgeqwen.engine.settings import EngineLimits, KvSettings
 from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, ConfigInvalid, EdgeqwenError, RuntimeFailed
@@ -86,6 +86,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
     stop = StopRequest(config.service.drain_s)
+    share_heaps()
     with _signals(stop):
         bound = bind_socket(options.socket_path, group=_group_id(config.socket.group))
         network: socket.socket | None = None

@@ -16,7 +16,7 @@ from edgeqwen.cpu.processor import (
     parse_cpuinfo,
     read_processor,
 )
-from edgeqwen.cpu.residency import forget_pages, trim_heap
+from edgeqwen.cpu.residency import forget_pages, share_heaps, trim_heap
 from edgeqwen.cpu.sysfiles import format_cpu_list, parse_cpu_list
 from edgeqwen.cpu.threads import may_place_threads, place_calling_thread, placed, read_thread_plan, usable_cpus
 from edgeqwen.cpu.topology import Core, Topology, read_topology
@@ -50,6 +50,7 @@ __all__ = [
     "read_processor",
     "read_thread_plan",
     "read_topology",
+    "share_heaps",
     "trim_heap",
     "usable_cpus",
 ]
