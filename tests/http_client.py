@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.wire import Wire
+from tests.wire import GUARD_S, Wire
 
 
 @dataclass
@@ -50,7 +50,7 @@ class HttpClient:
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         self.writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + data)
 
-    async def read(self, timeout_s: float = 10.0) -> Answer:
+    async def read(self, timeout_s: float = GUARD_S) -> Answer:
         async with asyncio.timeout(timeout_s):
             status, headers = await self.read_head()
             if headers.get("transfer-encoding") == "chunked":
@@ -76,7 +76,7 @@ class HttpClient:
         return await self.read()
 
     async def is_closed(self) -> bool:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD_S):
             try:
                 return await self.reader.read() == b""
             except ConnectionResetError:

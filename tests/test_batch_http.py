@@ -12,7 +12,7 @@ import pytest
 
 from edgeqwen.protocol.limits import WireLimits
 from tests.http_client import Answer, HttpClient, connect
-from tests.wire import Gate, Wire, fake_inference, serve, until
+from tests.wire import GUARD_S, Gate, Wire, fake_inference, serve, until
 
 PATH = "/eqp/batch"
 LINES = {"Content-Type": "application/x-ndjson"}
@@ -52,11 +52,11 @@ class Sender:
         self.client.writer.write(b"%x\r\n%b\r\n" % (len(data), data) if data else b"0\r\n\r\n")
 
     async def status(self) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             return (await self.client.read_head())[0]
 
     async def line(self) -> dict[str, Any]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             while b"\n" not in self._data:
                 self._data += await anext(self._chunks)
         line, _, self._data = self._data.partition(b"\n")
@@ -179,7 +179,7 @@ async def test_chunks_that_are_none_are_refused(wire: Wire) -> None:
     sender.client.writer.write(b"nonsense\r\n")
     last = await sender.line()
     assert (last["done"], last["n"], last["error"]["code"]) == (True, 1, "bad_request")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         await sender.client.reader.read()  # ends with the connection
 
 
@@ -232,7 +232,7 @@ async def test_a_client_that_reads_nothing_is_not_read_from(tmp_path: Path) -> N
         await until(lambda: stats().totals["requests"] > 8)
         await until(lambda: stats().running + stats().queued == 0)
         assert stats().totals["requests"] < 400
-        answer = await client.read(30)
+        answer = await client.read()
     assert sorted(texts(answer)) == list(range(400))
 
 
@@ -246,7 +246,7 @@ async def test_errors_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
             before = waiting
             await asyncio.sleep(0.2)
         assert waiting > 0
-        answer = await client.read(60)
+        answer = await client.read(2 * GUARD_S)
     assert (answer.lines[-1]["n"], answer.lines[-1]["failed"]) == (20_000, 20_000)
 
 

@@ -205,7 +205,7 @@ async def test_what_is_not_lasting_is_never_written(tmp_path: Path) -> None:
 
 async def test_nothing_is_written_before_it_is_due_and_then_by_itself(tmp_path: Path) -> None:
     async with disk_in(tmp_path) as rig:
-        (block,) = rig.put(1, due_at=time.monotonic() + 0.05)
+        (block,) = rig.put(1, due_at=time.monotonic() + 0.5)
         rig.disk.pump()
         assert not block.is_writing
         await until(lambda: block.is_stored)
@@ -266,7 +266,7 @@ async def test_a_block_without_the_one_before_it_is_of_no_use(tmp_path: Path) ->
 async def test_a_disk_that_fails_is_left_alone_for_a_while(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_disk, "PAUSE_S", 0.2)
+    monkeypatch.setattr(block_disk, "PAUSE_S", 1.0)
     async with disk_in(tmp_path, budget_blocks=4, device=Device(error=number)) as rig:
         rig.put(1, 3)
         rig.disk.pump()

@@ -22,7 +22,7 @@ from edgeqwen.client.results import Collector, ToolCall, answer_of
 from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import BadRequest, ConfigInvalid
 from tests.tiny_tokenizers import byte_level
-from tests.wire import Gate, Wire, fake_inference, serve, until
+from tests.wire import GUARD_S, Gate, Wire, fake_inference, serve, until
 
 T = TypeVar("T")
 LONG = "x" * 2000
@@ -308,7 +308,7 @@ async def test_control_is_answered_while_as_much_runs_as_may(tmp_path: Path) -> 
     async with serve(tmp_path, fake_inference("Hi", gate=gate)) as wire, connected(wire) as client:
         asking = [asyncio.create_task(client.chat("x")) for _ in range(12)]
         await until(lambda: wire.inference.stats().running + wire.inference.stats().queued == 8)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD_S):
             assert (await client.health())["ok"] is True
         gate.opened.set()
         assert {answer.text for answer in await asyncio.gather(*asking)} == {"Hi"}

@@ -17,7 +17,7 @@ from edgeqwen.errors import BadRequest
 from edgeqwen.http.openai_request import read_chat
 from edgeqwen.protocol.limits import WireLimits
 from tests.http_client import connect
-from tests.wire import Gate, Wire, fake_inference, serve, until
+from tests.wire import GUARD_S, Gate, Wire, fake_inference, serve, until
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]
@@ -427,7 +427,7 @@ async def test_headers_too_long_on_a_kept_connection_are_refused(wire: Wire) -> 
 async def test_lines_behind_http_are_not_executed(wire: Wire, data: bytes) -> None:
     client = await connect(wire)
     client.writer.write(data)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD_S):
         received = await client.reader.read()
     assert received.startswith(b"HTTP/1.")
     assert b'"draining":' not in received
@@ -514,7 +514,7 @@ async def test_http_1_0_gets_an_answer_that_ends_with_the_connection(
     client = await connect(wire)
     body = json.dumps({"messages": USER, "stream": is_stream}).encode()
     client.writer.write(f"POST {path} HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD_S):
         status, headers = await client.read_head()
         assert (status, "transfer-encoding" in headers) == (200, False)
         assert end in await client.reader.read()

@@ -19,7 +19,7 @@ from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.server.network import bind_network, bound_address, parse_address
 from tests.daemons import run_command, running_daemon, script_of, write_text_model
 from tests.http_client import HttpClient, connect
-from tests.wire import Wire, WireClient, fake_inference, serve, until
+from tests.wire import GUARD_S, Wire, WireClient, fake_inference, serve, until
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "x"}]
@@ -71,7 +71,7 @@ async def test_lines_are_refused_on_the_port_with_a_word(tmp_path: Path, data: b
     async with listening(tmp_path) as (wire, port):
         client = await port.connect()
         client.writer.write(data)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD_S):
             received = await client.reader.read()
         error = json.loads(received)["error"]
         assert (error["code"], "HTTP only" in error["message"]) == ("forbidden", True)

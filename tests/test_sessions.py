@@ -27,7 +27,7 @@ from edgeqwen.sessions.files import SessionFolder, decode
 from edgeqwen.sessions.sessions import SessionLimits, Sessions
 from edgeqwen.sessions.store import SessionStore
 from edgeqwen.sessions.turns import TurnRequest
-from tests.wire import Gate, Wire, WireClient, fake_inference, serve, until
+from tests.wire import GUARD_S, Gate, Wire, WireClient, fake_inference, serve, until
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 BLOCK = 64
@@ -621,9 +621,11 @@ async def test_last_frame_goes_out_once_the_turn_is_on_disk(rig: Rig, disk: Disk
     client = await rig.client()
     disk.is_free.clear()
     client.send({"op": "chat", "session": "@a", "prompt": "x", "stream": True})
-    frame: dict[str, Any] | None = {}
-    while frame is not None and frame.get("delta") != "!":
+    text = ""
+    while not text.endswith("!"):
         frame = await client.read()
+        assert frame is not None
+        text += frame.get("delta", "")
     await until(lambda: disk.num_waiting == 1 and rig.inference.stats().running == 0)
     other = await rig.client()
     row = (await other.ask({"op": "session.list"}))["sessions"][0]
@@ -783,7 +785,7 @@ async def post(rig: Rig, **body: Any) -> tuple[int, Any]:
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         answer = await reader.read()
     writer.close()
     head_bytes, _, content = answer.partition(b"\r\n\r\n")
@@ -829,7 +831,7 @@ async def test_operations_over_http_serve_sessions(rig: Rig) -> None:
     data = b'{"name":"a","id":1}'
     head = f"POST /eqp/session.create HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     writer.write(head.encode() + data)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         answer = await reader.read()
     writer.close()
     frame = json.loads(answer.partition(b"\r\n\r\n")[2])
