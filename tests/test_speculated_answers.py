@@ -9,7 +9,7 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,13 +34,15 @@ PHRASE = "the fox and the other fox think of the world, not of the end of it; "
 
 
 def outcome(listener: Listener, choices: int) -> dict[str, Any]:
-    """All that a client is told, but for times: the deltas of each choice, and how it ended."""
+    """All that a client is told, but for times: the deltas of each choice, and how it ended. How much of a prompt was
+    known is a matter of time, too: whether another request with the same one was over when this one began.
+    """
     last = listener.events[-1]
     started = listener.events[0]
     assert isinstance(started, Started)
     return {
         "deltas": [[d for d in listener.deltas if d.choice == choice] for choice in range(choices)],
-        "end": (last.finishes, last.usage) if isinstance(last, Done) else str(last),
+        "end": (last.finishes, replace(last.usage, cached=0)) if isinstance(last, Done) else str(last),
         "terminals": sum(isinstance(event, Done | Failed) for event in listener.events),
     }
 
