@@ -38,7 +38,7 @@ from edgeqwen.sessions.sessions import Sessions
 FEATURES: Final = ("batch", "embed", "http", "response_format", "session", "think_budget", "tools")
 """What there is beside plain generation."""
 
-NUM_REMEMBERED: Final = 4096
+NUM_REMEMBERED: Final = 1024
 MAX_CHOICES: Final = 8
 """More are refused at submission; an answer is made before that and must not cost what was asked for."""
 
