@@ -227,26 +227,21 @@ class _Parser:
         return np.array(np.frombuffer(self._data, dtype, length, start)) if length else np.empty(0, dtype)
 
     def _name(self, what: str) -> str:
-        length = int(self._scalar("<Q"))
-        if length > MAX_KEY_BYTES:
-            raise self._error(f"holds {what} of {length:,} bytes; at most {MAX_KEY_BYTES:,} are read")
-        start = self._advance(length)
-        try:
-            return self._data[start : self._pos].decode("utf-8")
-        except UnicodeDecodeError as e:
-            raise self._error(f"holds {what} that is not UTF-8") from e
+        return self._text(f"holds {what}", MAX_KEY_BYTES)
 
     def _string(self, key: str) -> str:
+        return self._text(f"gives '{key}' a string", MAX_STRING_BYTES, is_strict=key.startswith("tokenizer."))
+
+    def _text(self, having: str, max_bytes: int, *, is_strict: bool = True) -> str:
+        """A length and so many bytes of UTF-8; where that is not strict, what is none becomes U+FFFD."""
         length = int(self._scalar("<Q"))
-        if length > MAX_STRING_BYTES:
-            raise self._error(f"gives '{key}' a string of {length:,} bytes; at most {MAX_STRING_BYTES:,} are read")
+        if length > max_bytes:
+            raise self._error(f"{having} of {length:,} bytes; at most {max_bytes:,} are read")
         start = self._advance(length)
         try:
-            return self._data[start : self._pos].decode("utf-8")
+            return self._data[start : self._pos].decode("utf-8", "strict" if is_strict else "replace")
         except UnicodeDecodeError as e:
-            if key.startswith("tokenizer."):
-                raise self._error(f"gives '{key}' a string that is not UTF-8") from e
-            return self._data[start : self._pos].decode("utf-8", "replace")
+            raise self._error(f"{having} that is not UTF-8") from e
 
     def _scalar(self, form: str) -> Any:
         start = self._advance(struct.calcsize(form))

@@ -14,7 +14,7 @@ import msgspec
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
-from edgeqwen.protocol.messages import convert
+from edgeqwen.protocol.messages import convert, given_members
 
 NO_EFFECT: Final = frozenset({
     "cache_control", "diagnostics", "inference_geo", "metadata", "service_tier", "speed", "user_profile_id",
@@ -147,7 +147,7 @@ def read_prompt(members: Mapping[str, Any]) -> MessagesRequest:
 
 
 def _given(members: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in members.items() if value is not None and name not in NO_EFFECT}
+    given = given_members(members, but=NO_EFFECT)
     for name in sorted(UNSUPPORTED & given.keys()):
         if given[name]:
             raise BadRequest(f"{name} is not supported", field=name)

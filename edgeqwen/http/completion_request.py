@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
-from edgeqwen.http.openai_request import NO_EFFECT, StreamOptions
-from edgeqwen.protocol.messages import GenerationOptions, convert
+from edgeqwen.http.openai_input import StreamOptions, read_texts, wants_usage_chunk
+from edgeqwen.http.openai_request import NO_EFFECT
+from edgeqwen.protocol.messages import GenerationOptions, convert, given_members
 
 MAX_PROMPTS: Final = 64
 DEFAULT_MAX_TOKENS: Final = 16
@@ -45,7 +46,7 @@ class CompletionRequest:
 
 def read_completion(members: Mapping[str, Any]) -> CompletionRequest:
     """Raises `BadRequest` with the field at fault."""
-    given = {name: value for name, value in members.items() if value is not None and name not in NO_EFFECT}
+    given = given_members(members, but=NO_EFFECT)
     prompts = _read_prompts(given.get("prompt"))
     body: CompletionBody = convert({**given, "prompt": ""}, CompletionBody)  # which knows no unions of lists
     _check(body)
@@ -56,7 +57,7 @@ def read_completion(members: Mapping[str, Any]) -> CompletionRequest:
         given=tuple(GenerationInput(**source, **shared) for source in prompts),
         num_choices=1 if body.n is None else body.n,
         is_stream=body.stream,
-        with_usage_chunk=body.stream_options is not None and bool(body.stream_options.include_usage),
+        with_usage_chunk=wants_usage_chunk(body.stream_options, is_stream=body.stream),
         with_logprobs=body.logprobs is not None,
     )
 
@@ -68,23 +69,13 @@ def _check(body: CompletionBody) -> None:
         raise BadRequest("best_of must be what n is: all that is generated is returned", field="best_of")
     if body.logprobs is not None and body.echo:
         raise BadRequest("logprobs are of the answer only: leave out echo", field="logprobs")
-    if body.stream_options is not None and not body.stream:
-        raise BadRequest("stream_options is for stream: true only", field="stream_options")
     if body.n is not None and body.n < 1:
         raise BadRequest("n must be at least 1", field="n")
 
 
 def _read_prompts(prompt: Any) -> list[dict[str, Any]]:
-    """A text, texts, token ids, or lists of token ids, each as the member of `GenerationInput` that it is."""
-    if isinstance(prompt, str):
-        return [{"prompt": prompt}]
-    if isinstance(prompt, list) and prompt:
-        if all(type(each) is int for each in prompt):
-            return [{"tokens": tuple(prompt)}]
-        if len(prompt) > MAX_PROMPTS:
-            raise BadRequest(f"prompt must hold at most {MAX_PROMPTS} prompts, not {len(prompt)}", field="prompt")
-        if all(isinstance(each, str) for each in prompt):
-            return [{"prompt": each} for each in prompt]
-        if all(isinstance(each, list) and all(type(token) is int for token in each) for each in prompt):
-            return [{"tokens": tuple(each)} for each in prompt]
-    raise BadRequest("prompt must be a string, a list of strings, token ids, or lists of token ids", field="prompt")
+    """Each prompt as the member of `GenerationInput` that it is."""
+    texts = read_texts(prompt, "prompt")
+    if len(texts) > MAX_PROMPTS:
+        raise BadRequest(f"prompt must hold at most {MAX_PROMPTS} prompts, not {len(texts)}", field="prompt")
+    return [{"prompt" if isinstance(text, str) else "tokens": text} for text in texts]

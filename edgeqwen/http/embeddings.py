@@ -14,10 +14,11 @@ from edgeqwen.engine.inference import Inference
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.http import web
 from edgeqwen.http.generations import renamed
+from edgeqwen.http.openai_input import read_texts
 from edgeqwen.http.replies import json_response
 from edgeqwen.http.requests import read_object
 from edgeqwen.protocol.limits import WireLimits
-from edgeqwen.protocol.messages import convert
+from edgeqwen.protocol.messages import convert, given_members
 from edgeqwen.protocol.peer import Peer
 
 NAMES: Final[Mapping[str, str]] = {"texts": "input", "tokens": "input", "op": "model"}
@@ -47,11 +48,12 @@ class EmbeddingVectors:
     async def answer(self, request: web.BaseRequest, _: str, peer: Peer) -> web.StreamResponse:
         """Raises `EdgeqwenError`."""
         members = await read_object(request, self._limits)
-        given = {name: value for name, value in members.items() if value is not None}
-        source = _read_input(given.pop("input", None))
+        given = given_members(members)
+        texts = read_texts(given.pop("input", None), "input")
         body: EmbeddingBody = convert(given, EmbeddingBody)
         if body.encoding_format not in ENCODINGS:
             raise BadRequest(f"encoding_format must be one of {', '.join(ENCODINGS)}", field="encoding_format")
+        source: dict[str, Any] = {"texts" if isinstance(texts[0], str) else "tokens": texts}
         wanted = EmbeddingInput(**source, pooling=body.pooling, deadline_ms=body.deadline_ms)
         try:
             found = await self._inference.embed(wanted, owner=peer.owner)
@@ -76,17 +78,3 @@ class EmbeddingVectors:
 def _in_base64(row: np.ndarray[Any, np.dtype[np.float32]]) -> str:
     """The bytes of the numbers, least significant first."""
     return base64.b64encode(row.tobytes()).decode("ascii")
-
-
-def _read_input(given: Any) -> dict[str, Any]:
-    """A text, texts, token ids, or lists of token ids, as the member of `EmbeddingInput` that it is."""
-    if isinstance(given, str):
-        return {"texts": (given,)}
-    if isinstance(given, list) and given:
-        if all(isinstance(each, str) for each in given):
-            return {"texts": tuple(given)}
-        if all(type(each) is int for each in given):
-            return {"tokens": (tuple(given),)}
-        if all(isinstance(each, list) for each in given):
-            return {"tokens": tuple(tuple(each) for each in given)}
-    raise BadRequest("input must be a string, a list of strings, token ids, or lists of token ids", field="input")

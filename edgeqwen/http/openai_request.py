@@ -14,7 +14,8 @@ import msgspec
 
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
-from edgeqwen.protocol.messages import TURN_EXTRAS, GenerationOptions, Message, convert
+from edgeqwen.http.openai_input import StreamOptions, wants_usage_chunk
+from edgeqwen.protocol.messages import TURN_EXTRAS, GenerationOptions, Message, convert, given_members
 
 NO_EFFECT: Final = frozenset({
     "cache_prompt", "keep_alive", "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
@@ -68,13 +69,6 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     annotations: list[Any] | None = None
 
 
-class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether the usage comes in a last chunk of its own."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
 class ChatBody(GenerationOptions, frozen=True, kw_only=True):
     """The supported fields."""
 
@@ -111,18 +105,16 @@ class ChatRequest:
 
 def read_chat(members: Mapping[str, Any]) -> ChatRequest:
     """Raises `BadRequest` with the field at fault."""
-    given = {name: value for name, value in members.items() if value is not None and name not in NO_EFFECT}
+    given = given_members(members, but=NO_EFFECT)
     for name in sorted(UNSUPPORTED & given.keys()):
         if given[name] not in NEUTRAL.get(name, ()):
             raise BadRequest(f"{name} is not supported", field=name)
         del given[name]
     body: ChatBody = convert(given, ChatBody)
-    if body.stream_options is not None and not body.stream:
-        raise BadRequest("stream_options is for stream: true only", field="stream_options")
     return ChatRequest(
         given=_generation_input(body),
         is_stream=body.stream,
-        with_usage_chunk=body.stream_options is not None and bool(body.stream_options.include_usage),
+        with_usage_chunk=wants_usage_chunk(body.stream_options, is_stream=body.stream),
         with_reasoning=body.return_reasoning,
         num_choices=1 if body.n is None else body.n,
         conversation=body.conversation_id,

@@ -15,7 +15,7 @@ from edgeqwen.http.openai_request import NAMES, Turn, read_template_kwargs, read
 from edgeqwen.http.replies import json_response
 from edgeqwen.http.requests import read_object
 from edgeqwen.protocol.limits import WireLimits
-from edgeqwen.protocol.messages import convert
+from edgeqwen.protocol.messages import convert, given_members
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import bytes_members
 
@@ -79,4 +79,4 @@ class Tokens:
 
     async def _read(self, request: web.BaseRequest, kind: type[Any]) -> Any:
         members = await read_object(request, self._limits)
-        return convert({name: value for name, value in members.items() if value is not None}, kind)
+        return convert(given_members(members), kind)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edgeqwen.errors import BadRequest
-from edgeqwen.protocol.messages import OPERATIONS, Generation, RequestId, read_id, read_operation
+from edgeqwen.protocol.messages import OPERATIONS, Generation, RequestId, given_members, read_id, read_operation
 from edgeqwen.protocol.operation import Operation
 
 EACH: Final = tuple(name for name in ("chat", "generate", "embed") if name in OPERATIONS)
@@ -42,7 +42,7 @@ def read_plan(each: str, common: Mapping[str, Any] | None, *, has_ids: bool) -> 
     """Raises `BadRequest` for what would be wrong with every item: fields `each` and `common...`."""
     if each not in EACH:
         raise BadRequest(f"each must be one of {', '.join(EACH)}", field="each")
-    given = {name: value for name, value in (common or {}).items() if value is not None}
+    given = given_members(common or {})
     for name in ("id", *_OF_A_REQUEST):
         if name in given:
             raise BadRequest(f"{name} has no place in common", field=f"common.{name}")

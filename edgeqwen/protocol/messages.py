@@ -8,7 +8,7 @@ dropped. `null` is "not given" everywhere but in the envelope. What an error say
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -225,12 +225,17 @@ def read_operation(op: str, members: Mapping[str, Any]) -> Operation:
     """The operation `op` with its own members, those of the envelope left out. Raises `BadRequest` with the field."""
     own = {name: value for name, value in members.items() if name not in ENVELOPE and not name.startswith("x_")}
     kind = OPERATIONS[op]
-    given = {name: value for name, value in own.items() if value is not None}
+    given = given_members(own)
     unknown = own.keys() - given.keys() - set(kind.__struct_fields__)
     if unknown:
         raise _unknown_member(min(unknown))
     operation: Operation = convert(given, kind)
     return operation
+
+
+def given_members(members: Mapping[str, Any], *, but: Collection[str] = ()) -> dict[str, Any]:
+    """Those that say something: `null` is "not given", and what is in `but` does not count."""
+    return {name: value for name, value in members.items() if value is not None and name not in but}
 
 
 def convert(members: Mapping[str, Any], kind: type[Any]) -> Any:
