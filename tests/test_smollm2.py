@@ -103,7 +103,7 @@ def test_texts_about_one_thing_are_closer_than_others(quant: Quant, pooling: Poo
 
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_vectors_of_int8_are_those_of_fp32_nearly(pooling: Pooling) -> None:
-    assert (vectors("fp32", pooling) * vectors("int8", pooling)).sum(axis=1).min() > 0.99
+    assert (vectors("fp32", pooling) * vectors("int8", pooling)).sum(axis=1).min() > 0.98
 
 
 def test_fp32_against_itself_has_no_divergence(tmp_path: Path) -> None:

@@ -113,21 +113,17 @@ class DecoderGraph:
         return Product(down.name, build.node("Mul", [up.row_scale, down.row_scale], f"{label}.down.row_scale"))
 
     def _add_norm(self, residual: str, product: Product, gain: str, label: str) -> tuple[str, str]:
-        """(sum, normed sum), in one node where no row scale is left to multiply in."""
+        """(sum, normed sum)."""
         build = self._builder
-        if product.row_scale is None:
-            weight = build.tensor(gain, self._read(gain))
-            build.node_many(
-                "SkipSimplifiedLayerNormalization",
-                [residual, product.name, weight],
-                [f"{label}.normed", NO_INPUT, NO_INPUT, f"{label}.sum"],
-                domain=MICROSOFT,
-                epsilon=self._spec.rms_norm_eps,
-            )
-            return f"{label}.sum", f"{label}.normed"
-        inputs = [residual, product.name, product.row_scale]
-        total = build.node("GatedAdd", inputs, f"{label}.sum", domain=MICROSOFT)
-        return total, self._norm(total, gain, f"{label}.normed")
+        weight = build.tensor(gain, self._read(gain))
+        build.node_many(
+            "SkipSimplifiedLayerNormalization",
+            [residual, scaled(build, product), weight],
+            [f"{label}.normed", NO_INPUT, NO_INPUT, f"{label}.sum"],
+            domain=MICROSOFT,
+            epsilon=self._spec.rms_norm_eps,
+        )
+        return f"{label}.sum", f"{label}.normed"
 
     def _norm(self, x: str, weight: str, output: str) -> str:
         gain = self._builder.tensor(weight, self._read(weight))

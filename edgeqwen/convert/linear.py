@@ -6,8 +6,8 @@ depend on its neighbours.
 **Rows of 8 bits** quantise activations to unsigned bytes around 128 with one scale a *row* (one scale for the whole
 tensor costs 17 times the divergence) and multiply them with `MatMulIntegerToFloat`, whose own scale input is the
 weights' alone. The row scale stays outside, as a `Product`: where the next operation divides it out again (RMS norm of
-q and k) or can take it along (`GatedAdd` on the residual, `up` into `down`), it is never multiplied at all. Signed
-activations would take a kernel 20 times slower, hence 128.
+q and k) or can take it along (`up` into `down`), it is never multiplied at all. Signed activations would take a kernel
+20 times slower, hence 128. A row is one block of `QuantizeLinear`, whose scales are then `[rows, 1]` as they come.
 
 Signed weights are the fast form where the processor sums products in 32 bits (VNNI, AMX, ARM). On x86 with AVX2 alone
 the signed kernel saturates at 16 bits and is silently wrong; there weights are unsigned around 128, which is exact.
@@ -161,27 +161,26 @@ class RowLinears:
         if x not in self._quantized:
             build = self._builder
             scale = build.node("Mul", [self._row_maximum(x, width), build.constant("per_127", 1 / 127)], x + ".scale")
-            flat = build.node("Reshape", [scale, build.constant("flat", [-1], np.int64)], x + ".scales")
-            codes = build.node("QuantizeLinear", [x, flat, self._zero_points(flat, x)], x + ".codes", axis=0)
+            inputs = [x, scale, self._zero_points(scale, x)]
+            codes = build.node("QuantizeLinear", inputs, x + ".codes", axis=1, block_size=width)
             self._quantized[x] = (codes, scale)
         return self._quantized[x]
 
     def _row_maximum(self, x: str, width: int) -> str:
-        """Largest magnitude of each row, `[rows, 1]`, never zero."""
+        """Largest magnitude of each row, `[rows, 1]`. That of a row of zeros is zero, and so is its product: whatever
+        codes come of 0 / 0, they are whole numbers, and their sum is multiplied by the scale 0.
+        """
         build = self._builder
         last = build.constant("last_axis", [-1], np.int64)
-        tiny = build.constant("tiny", 1e-12)
         if width < WIDE_ROW:
             magnitudes = build.node("Abs", [x], x + ".abs")
-            largest = [build.node("ReduceMax", [magnitudes, last], x + ".max", keepdims=1)]
-        else:
-            highest = build.node("ReduceMax", [x, last], x + ".high", keepdims=1)
-            lowest = build.node("ReduceMin", [x, last], x + ".low", keepdims=1)
-            largest = [highest, build.node("Neg", [lowest], x + ".depth")]
-        return build.node("Max", [*largest, tiny], x + ".peak")
+            return build.node("ReduceMax", [magnitudes, last], x + ".max", keepdims=1)
+        highest = build.node("ReduceMax", [x, last], x + ".high", keepdims=1)
+        lowest = build.node("ReduceMin", [x, last], x + ".low", keepdims=1)
+        return build.node("Max", [highest, build.node("Neg", [lowest], x + ".depth")], x + ".max")
 
     def _zero_points(self, scales: str, x: str) -> str:
-        """128 for each row, as many as `scales` has (the rows that are wanted at the end are fewer than all)."""
+        """128 for each row, shaped as `scales` (the rows that are wanted at the end are fewer than all)."""
         build = self._builder
         name = f"{WANTED}.zero_points" if x.startswith(WANTED) else "zero_points"
         if not build.has_value(name):
