@@ -28,7 +28,6 @@ def items(num_prompts: int, number: int, max_tokens: int) -> list[dict[str, Any]
     """Prompts that no round before has had. Nothing is guessed ahead, or some would take fewer steps than others."""
     common = {
         "max_tokens": max_tokens,
-        "min_tokens": max_tokens,
         "ignore_eos": True,
         "cache": False,
         "speculate": False,

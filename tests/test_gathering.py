@@ -27,6 +27,71 @@ def test_rows_are_those_of_all_slots_between_the_first_and_the_last() -> None:
     assert not fits(chunks, Chunk(6, 0, (1,)), 32)
 
 
+def test_rows_of_no_use_are_no_more_than_a_step_costs() -> None:
+    chunks = [Chunk(0, 0, (1,) * 8), Chunk(1, 0, (1,) * 8)]
+    assert fits(chunks, Chunk(2, 0, (1,) * 13), 1000), "10 more than with the others alone"
+    assert not fits(chunks, Chunk(2, 0, (1,) * 17), 1000), "18 more"
+    assert fits([Chunk(0, 0, (1,) * 17)], Chunk(1, 0, (1,)), 1000)
+    assert not fits([Chunk(0, 0, (1,) * 18)], Chunk(1, 0, (1,)), 1000)
+
+
+def prefill_widths(desk: Desk) -> list[list[int]]:
+    """Lengths of the chunks of each prefill step."""
+    return [[len(chunk.ids) for chunk in plan.batch.chunks] for plan in desk.plans if plan.is_prefill]
+
+
+def test_short_prompts_that_came_together_are_one_step() -> None:
+    desk = Desk()
+    prompts = {f"r{number}": text(number, 15 + number) for number in range(3)}
+    for rid, prompt in prompts.items():
+        desk.submit(rid, prompt, 5)
+    desk.finish()
+    assert prefill_widths(desk) == [[15, 16, 17]]
+    assert all(desk.drawn[rid] == alone(prompt, 5) for rid, prompt in prompts.items())
+
+
+def test_a_prompt_of_several_chunks_goes_by_itself() -> None:
+    desk = Desk()
+    for seed, length in enumerate((20, 70, 20)):
+        desk.submit(f"r{seed}", text(seed, length), 1)
+    desk.finish()
+    assert sorted(prefill_widths(desk)) == [[6], [20, 20], [64]]
+
+
+def test_what_the_first_computes_is_not_computed_for_the_second_too() -> None:
+    desk = Desk()
+    shared = text(1, 36)
+    for rid in "ab":
+        desk.submit(rid, (*shared, ord(rid)), 3)
+    desk.finish()
+    assert sum(map(sum, prefill_widths(desk))) < 2 * 37
+    assert desk.drawn["b"] == alone((*shared, ord("b")), 3)
+
+
+def test_strangers_with_the_same_prompt_are_computed_together() -> None:
+    desk = Desk()
+    for owner in "ab":
+        desk.submit(owner, text(1, 30), 3, owner=owner)
+    desk.finish()
+    assert prefill_widths(desk) == [[30, 30]]
+
+
+def test_choices_of_a_request_copy_what_the_first_has_computed() -> None:
+    desk = Desk()
+    desk.submit("a", text(1, 10), 3, n=3)
+    desk.finish()
+    assert [10] in prefill_widths(desk)
+    assert sum(map(sum, prefill_widths(desk))) == 12
+
+
+def test_prompts_and_texts_are_not_mixed() -> None:
+    desk = Desk()
+    desk.submit("g", text(7, 15), 1)
+    embed(desk, "e", [15, 15])
+    desk.finish()
+    assert sorted(prefill_widths(desk)) == [[15], [15, 15]]
+
+
 def test_texts_are_gathered_up_to_the_size_of_a_chunk() -> None:
     desk = Desk(num_slots=8)
     embed(desk, "e", [15] * 10)

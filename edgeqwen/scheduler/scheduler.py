@@ -6,11 +6,11 @@ Life of a step, all of it on one thread:
     ... the step runs elsewhere; submit, cancel, stop and expire may be called meanwhile ...
     commit(plan, ...)        or fail(plan, ...): nothing is in flight any more
 
-A piece of one prompt and a decode step of all decoding sequences alternate, so a long prompt slows the others down but
+Pieces of prompts and a decode step of all decoding sequences alternate, so a long prompt slows the others down but
 never stops them. Others say whose prompt comes next (`scheduler.line`), how a sequence gets its slot and what is known
-of its tokens (`entry`), how room is made for it (`room`), what of its prompt goes into a step (`pieces`), which texts
-are computed together (`gathering`), what comes of the tokens that a step gives (`answers`), and what becomes of a slot
-that is left (`transfers`). `residents` knows where each sequence stands.
+of its tokens (`entry`), how room is made for it (`room`), what of its prompt goes into a step (`pieces`), which short
+prompts and texts are computed together (`gathering`), what comes of the tokens that a step gives (`answers`), and what
+becomes of a slot that is left (`transfers`). `residents` knows where each sequence stands.
 
 A request of n choices is n sequences; the prompt is computed for the first, and those that start while one of them
 decodes get its cache copied and compute the last token alone. They share their fate when one of them fails.
@@ -35,7 +35,7 @@ from edgeqwen.scheduler.background import Background, BackgroundWork
 from edgeqwen.scheduler.chunking import ChunkSizer
 from edgeqwen.scheduler.drafting import Drafting
 from edgeqwen.scheduler.entry import Entered, Entry, Fetch
-from edgeqwen.scheduler.gathering import fits, is_whole, may_fit, num_rows
+from edgeqwen.scheduler.gathering import Gathering, num_rows
 from edgeqwen.scheduler.groups import Groups
 from edgeqwen.scheduler.kept import KeptPrompts
 from edgeqwen.scheduler.line import Line
@@ -79,6 +79,9 @@ class Scheduler:
         self._kept = KeptPrompts(self._store, self.background)
         self._room = RoomMaker(self._store, self._residents, self._transfers, self._kept)
         self._answers = Answers(self._groups, self._residents, self.drafting, eos_token_ids=eos)
+        self._gathering = Gathering(
+            entry=self._entry, residents=self._residents, groups=self._groups, line=self._line, begin=self._begin
+        )
         self._work = BackgroundWork(self.background, self._entry, self._residents)
         self._capacity = spec.capacity
         self._numbers = count()
@@ -233,28 +236,9 @@ class Scheduler:
         piece = cut_piece(sequence, size=size, donor=self._groups.donor(sequence))
         if piece.chunk is None:
             return self._launch([], [sequence], piece)
-        parts = [(piece.chunk, sequence)]
-        if is_whole(sequence, piece.chunk):
-            parts += self._gather(piece.chunk, size, now)
+        parts = [(piece.chunk, sequence), *self._gathering.beside(sequence, piece, size, now)]
         chunks, sequences = zip(*sorted(parts, key=lambda part: part[0].slot), strict=True)
         return self._launch(chunks, sequences, piece)
-
-    def _gather(self, first: Chunk, size: int, now: float) -> list[tuple[Chunk, Sequence]]:
-        """Other texts to be computed beside the first, as they come. One whose slot lies too far off keeps it."""
-        chunks, found = [first], []
-        standing = (*self._residents.prefilling, *self._residents.waiting)
-        for sequence in self._line.order((each for each in standing if may_fit(each, chunks, size)), now):
-            if not may_fit(sequence, chunks, size) or sequence.slot == first.slot:
-                continue
-            if sequence.state is State.WAITING:
-                if self._entry.enter(sequence) is not Entered.YES:
-                    break
-                self._begin(sequence, now)
-            chunk = cut_piece(sequence, size=size).chunk
-            if chunk is not None and is_whole(sequence, chunk) and fits(chunks, chunk, size):
-                chunks.append(chunk)
-                found.append((chunk, sequence))
-        return found
 
     def _launch(self, chunks: Seq[Chunk], sequences: Seq[Sequence], piece: Piece | None = None) -> StepPlan:
         """With a piece of a prompt, or without one a decode step."""
