@@ -66,9 +66,9 @@ def test_calls_are_told_from_text(text: str, found: list[Piece]) -> None:
 )
 @pytest.mark.parametrize("close", ["</tool_call>", ""], ids=["closed", "cut off"])
 def test_what_is_no_call_stays_text(inside: str, close: str) -> None:
-    text = f"<tool_call>{inside}{close}"
-    assert pieces(text) == [text]
-    assert pieces(*text) == [text]
+    for text in (f"<tool_call>{inside}{close}", f"Look:\n\n<tool_call>{inside}{close}"):
+        assert pieces(text) == [text]
+        assert pieces(*text) == [text]
 
 
 def test_text_comes_at_once_unless_a_call_may_begin_in_it() -> None:

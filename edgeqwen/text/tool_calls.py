@@ -8,8 +8,9 @@ The form is that of Qwen3 and the Hermes models, which its template teaches them
     </tool_call>
 
 Text is passed on as soon as it cannot be the start of a call; white space before a call and between calls goes with
-them. What stands between the markers and is no such object stays text, markers included, and so does a call that the
-answer's end cuts off, unless its object is complete. A closing marker inside a JSON string is part of that.
+them. What stands between the markers and is no such object stays text, markers and white space before them included,
+and so does a call that the answer's end cuts off, unless its object is complete. A closing marker inside a JSON string
+is part of that.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class CallFinder:
     def __init__(self) -> None:
         self._held = ""  # white space, and what may become a marker; inside a call all of it
         self._is_inside = False
+        self._blank = ""  # white space before the call
         self._num_searched = 0  # of what is held inside a call: no marker that ends it begins there
         self.num_calls = 0
 
@@ -57,7 +59,7 @@ class CallFinder:
         if not self._is_inside:
             return [] if self.num_calls and not held.strip() else _joined(iter((held,)))
         self._is_inside = False
-        return _joined(iter((self._call(held) or CALL_OPEN + held,)))
+        return _joined(iter((self._call(held) or self._blank + CALL_OPEN + held,)))
 
     def _pieces(self) -> Iterator[Piece]:
         while True:
@@ -67,9 +69,11 @@ class CallFinder:
             before, after = self._held[:at], self._held[at + len(CALL_CLOSE if self._is_inside else CALL_OPEN) :]
             self._held, self._num_searched = after, 0
             if self._is_inside:
-                yield self._call(before) or CALL_OPEN + before + CALL_CLOSE
+                yield self._call(before) or self._blank + CALL_OPEN + before + CALL_CLOSE
             else:
-                yield before.rstrip()
+                text = before.rstrip()
+                self._blank = before[len(text) :]
+                yield text
             self._is_inside = not self._is_inside
         if not self._is_inside:
             kept = self._num_free()
