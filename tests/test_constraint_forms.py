@@ -143,6 +143,10 @@ HIDDEN = 'start: %json {"\\u006dultipleOf":1234577}'
         ({"tool_choice": "required", "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required", "tools": [TOOLS[0], tool("")]}, "tools[1].function.name"),
         ({"tool_choice": "required", "tools": [tool("f", {"const": LONG})]}, "tools[0].function.parameters"),
+        ({"tools": [TOOLS[0], {}]}, "tools[1].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [tool("")], "tool_choice": "none"}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]}, "tools[0].function.parameters"),
     ],
 )  # fmt: skip
 def test_error_names_the_member(members: dict[str, Any], field: str) -> None:

@@ -109,7 +109,11 @@ def read_form(
     tool_choice: str | Mapping[str, Any] | None,
     parallel_tool_calls: bool | None,
 ) -> Form | None:
-    """The form that these members, in OpenAI's shape, ask for; None if any answer will do. Raises `BadRequest`."""
+    """The form that these members, in OpenAI's shape, ask for; None if any answer will do. Raises `BadRequest`, also
+    for a tool that is none though no answer has to call it: the model would be told of it.
+    """
+    for index, tool in enumerate(tools):
+        _check_tool(tool, f"tools[{index}]")
     wanted = None if response_format is None else _read_format(response_format)
     name = _read_choice(tool_choice, tools)
     if name is None and wanted is None:
@@ -154,20 +158,30 @@ def _read_functions(tools: Sequence[Mapping[str, Any]], wanted: str) -> tuple[Fu
     return meant
 
 
-def _read_function(tool: Any, field: str) -> Function:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
+def _check_tool(tool: Any, field: str) -> None:
+    if not isinstance(tool, Mapping):
+        raise BadRequest(f"{field} must be an object", field=field)
+    if tool.get("type", "function") != "function":
+        raise BadRequest(f"{field}.type must be function", field=f"{field}.type")
+    function = tool.get("function")
+    field = f"{field}.function"
     if not isinstance(function, Mapping):
-        raise BadRequest(f"{field}.function must be an object", field=f"{field}.function")
+        raise BadRequest(f"{field} must be an object", field=field)
     name = function.get("name")
     if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LEN:
-        message = f"{field}.function.name must be a name of 1 to {MAX_NAME_LEN} characters"
-        raise BadRequest(message, field=f"{field}.function.name")
+        raise BadRequest(f"{field}.name must be a name of 1 to {MAX_NAME_LEN} characters", field=f"{field}.name")
+    if not isinstance(function.get("parameters", {}), Mapping | None):
+        raise BadRequest(f"{field}.parameters must be a JSON schema, an object", field=f"{field}.parameters")
+
+
+def _read_function(tool: Mapping[str, Any], field: str) -> Function:
+    function = tool["function"]
     field = f"{field}.function.parameters"
     parameters = function.get("parameters")
     if parameters is None:
         parameters = {"additionalProperties": False}
     check_schema(parameters, field)
-    return Function(name, Schema(field, {"type": "object", **parameters}))
+    return Function(function["name"], Schema(field, {"type": "object", **parameters}))
 
 
 def _read_format(given: Mapping[str, Any]) -> Part | None:

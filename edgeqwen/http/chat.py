@@ -31,8 +31,9 @@ class ChatCompletions:
     async def answer(self, request: web.BaseRequest, _: str, peer: Peer) -> web.StreamResponse:
         """Raises `EdgeqwenError` as long as nothing was sent."""
         members = await read_object(request, self._limits)
+        chat = read_chat(members)
         try:
-            return await self._answer(request, read_chat(members), peer)
+            return await self._answer(request, chat, peer)
         except EdgeqwenError as exc:
             raise _in_their_words(exc, members) from exc
 

@@ -54,7 +54,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A message. Answers are often sent back as they came, hence the members that hold nothing."""
+    """A message. Answers are often sent back as they came, hence the members that hold nothing, and `parsed`, which
+    OpenAI's package adds to what it has read as a schema's value.
+    """
 
     role: str
     content: str | list[Part] | None = None
@@ -67,6 +69,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = None
+    parsed: Any = None
 
 
 class ChatBody(GenerationOptions, frozen=True, kw_only=True):
