@@ -364,6 +364,25 @@ async def test_methods_and_paths(wire: Wire) -> None:
     assert (await client.ask("GET", "/v1/chat/completions/")).status == 404
 
 
+async def test_head_is_answered_as_get_is_without_a_body(wire: Wire) -> None:
+    client = await connect(wire)
+    client.send("HEAD", "/health")
+    status, headers = await client.read_head()
+    whole = await client.ask("GET", "/health")
+    assert (status, headers["content-length"]) == (200, str(len(whole.body)))
+    assert (await client.ask("POST", "/health", b"{}")).headers["allow"] == "GET, HEAD"
+    client.send("HEAD", CHAT)
+    assert (await client.read_head())[0] == 405
+
+
+async def test_responses_name_the_daemon_and_nothing_that_it_is_made_of(wire: Wire) -> None:
+    for request in (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /health HTTP/1.1\r\nno colon\r\n\r\n"):
+        client = await connect(wire)
+        client.writer.write(request)
+        _, headers = await client.read_head()
+        assert headers["server"].startswith("edgeqwen/")
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"a":NaN}', b"\xff", b"[" * 5000])
 async def test_a_body_that_is_no_object_is_refused(wire: Wire, body: bytes) -> None:
     client = await connect(wire)

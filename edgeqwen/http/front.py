@@ -110,11 +110,11 @@ class HttpFront:
         routes, rest = self.routes.find(request.path)
         if not routes:
             raise EdgeqwenError("there is nothing at this path", code="not_found")
-        route = routes.get(request.method)
+        route = routes.get("GET" if request.method == "HEAD" else request.method)
         if route is None:
             error = EdgeqwenError("this path does not take this method", code="bad_request")
             response = self.routes.refuse(request.path, error, status=405)
-            response.headers["Allow"] = ", ".join(sorted(routes))
+            response.headers["Allow"] = ", ".join(sorted(routes.keys() | ({"HEAD"} if "GET" in routes else set())))
             return response
         return await route.answer(request, rest, peer)
 

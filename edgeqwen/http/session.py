@@ -12,12 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+import edgeqwen
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http import web
 from edgeqwen.http.replies import error_body, error_response
 from edgeqwen.protocol.limits import WireLimits
 
 log = logging.getLogger(__name__)
+
+SERVER: Final[Mapping[str, str]] = {"Server": f"edgeqwen/{edgeqwen.__version__}"}
+"""The library would name itself and Python, with their versions."""
 
 HEAD_END: Final = b"\r\n\r\n"
 MAX_HEADERS: Final = 64
@@ -36,7 +40,7 @@ class HttpHandler(web.RequestHandler):
     def __init__(self, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._has_ended = False
-        self.common_headers: Mapping[str, str] = {}
+        self.common_headers = SERVER
         self._cut_short: web.StreamReader | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -58,7 +62,7 @@ class HttpHandler(web.RequestHandler):
 
     def begin(self, request: web.BaseRequest) -> None:
         """To be told of each request before it is read: the end of input may have come while it waited."""
-        self.common_headers = {}
+        self.common_headers = SERVER
         if self._has_ended and not self._messages:
             self._end_body(request.content)
             self.close()
@@ -90,6 +94,7 @@ class HttpHandler(web.RequestHandler):
             raise ConnectionError("the response has begun and cannot become an error")
         text = "internal error" if status >= 500 else "the HTTP request is malformed"
         response = error_response(EdgeqwenError(text, code="engine" if status >= 500 else "bad_request"), status)
+        response.headers.update(SERVER)
         response.force_close()
         return response
 

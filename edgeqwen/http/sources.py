@@ -15,7 +15,7 @@ from typing import Final
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http import web
 from edgeqwen.http.access import HttpAccess
-from edgeqwen.http.session import handler_of
+from edgeqwen.http.session import SERVER, handler_of
 from edgeqwen.protocol.peer import Peer
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -55,7 +55,8 @@ class Sources:
     def _check_origin(self, request: web.BaseRequest, host: str | None) -> None:
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() in self._access.allowed_origins:
-            handler_of(request).common_headers = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+            allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+            handler_of(request).common_headers = {**SERVER, **allowed}
             return
         if request.headers.get("Sec-Fetch-Site") in {"cross-site", "same-site"}:
             raise EdgeqwenError("requests from other sites are refused", code="forbidden", field="Sec-Fetch-Site")
