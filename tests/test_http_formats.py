@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edgeqwen.engine.settings import EngineLimits
 from edgeqwen.errors import BadRequest
 from edgeqwen.http.anthropic_request import read_messages
 from edgeqwen.http.openai_request import read_chat
@@ -322,10 +323,39 @@ async def test_embeddings_of_texts_and_tokens_as_numbers_and_as_bytes(tmp_path: 
     assert body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 0
 
 
+async def test_more_texts_than_the_engine_takes_at_once_go_in_groups(tmp_path: Path) -> None:
+    texts = [f"text {number}" for number in range(7)]
+    async with serve(tmp_path, fake_inference(limits=EngineLimits(texts=3))) as wire:
+        together = (await ask(wire, "/v1/embeddings", {"input": texts, "deadline_ms": 20_000})).json
+        alone = [(await ask(wire, "/v1/embeddings", {"input": text})).json for text in texts]
+        wrong = (await ask(wire, "/v1/embeddings", {"input": [*texts, "", "x"]})).json["error"]
+    assert [each["index"] for each in together["data"]] == list(range(7))
+    for each, single in zip(together["data"], alone, strict=True):
+        assert each["embedding"] == pytest.approx(single["data"][0]["embedding"], abs=1e-6)
+    assert together["usage"]["prompt_tokens"] == sum(single["usage"]["prompt_tokens"] for single in alone)
+    assert (wrong["param"], wrong["message"]) == ("input[7]", "input[7] is empty")
+
+
+async def test_vectors_that_make_too_long_a_reply_are_refused_before_they_are_computed(tmp_path: Path) -> None:
+    limits = WireLimits(http_reply_bytes=1000)  # 8 numbers take 152 bytes, or 106
+    async with serve(tmp_path, fake_inference(), limits=limits) as wire:
+        for encoding, most in (("float", 6), ("base64", 9)):
+            body: dict[str, Any] = {"input": ["a"] * most, "encoding_format": encoding}
+            fitting = await ask(wire, "/v1/embeddings", body)
+            assert (fitting.status, len(fitting.json["data"])) == (200, most)
+            assert len(fitting.body) <= 1000 + 200
+            num_requests = wire.inference.stats().totals["requests"]
+            refused = await ask(wire, "/v1/embeddings", {**body, "input": ["a"] * (most + 1)})
+            assert (refused.status, refused.json["error"]["param"]) == (400, "input")
+            assert f"at most {most} at once" in refused.json["error"]["message"]
+            assert wire.inference.stats().totals["requests"] == num_requests
+
+
 @pytest.mark.parametrize(
     ("members", "param"),
     [
         ({}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
         ({"input": []}, "input"),
         ({"input": ""}, "input[0]"),
         ({"input": ["a", ""]}, "input[1]"),
