@@ -99,7 +99,7 @@ def test_error_names_the_member(members: dict[str, Any], code: str, field: str) 
 def test_error_repeats_no_value() -> None:
     error = fault(op="chat", messages=[{"role": "user", "content": ["secret"]}])
     assert "secret" not in error.message
-    assert error.message == "messages[0].content must be a string"
+    assert error.message == "messages[0].content[0] must be an object"
 
 
 def test_a_long_unknown_name_is_cut() -> None:
@@ -141,6 +141,22 @@ def test_assistant_without_content_counts_as_empty_and_keeps_its_calls() -> None
     message = read(op="chat", messages=[{"role": "assistant", "content": None, "tool_calls": calls}])
     assert isinstance(message, Chat)
     assert message.turns() == ({"role": "assistant", "content": "", "tool_calls": calls},)
+
+
+def test_parts_of_a_content_are_joined_with_nothing_between() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": " b"}]
+    message = read(op="chat", messages=[{"role": "user", "content": parts}, {"role": "assistant", "content": []}])
+    assert isinstance(message, Chat)
+    assert message.turns() == ({"role": "user", "content": "a b"}, {"role": "assistant", "content": ""})
+
+
+@pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text"}])
+def test_a_part_that_is_no_text_is_refused_by_its_place(part: dict[str, Any]) -> None:
+    message = read(op="chat", messages=[{"role": "user", "content": [{"type": "text", "text": "a"}, part]}])
+    assert isinstance(message, Chat)
+    with pytest.raises(EdgeqwenError) as caught:
+        message.turns()
+    assert (caught.value.code, caught.value.field) == ("bad_request", "messages[0].content[1].type")
 
 
 @pytest.mark.parametrize("turn", [{"role": "robot", "content": "x"}, {"role": "user"}])

@@ -15,7 +15,8 @@ import msgspec
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
 from edgeqwen.http.openai_input import StreamOptions, wants_usage_chunk
-from edgeqwen.protocol.messages import TURN_EXTRAS, GenerationOptions, Message, convert, given_members
+from edgeqwen.protocol.message import EXTRAS, Message, Part
+from edgeqwen.protocol.messages import GenerationOptions, convert, given_members
 
 NO_EFFECT: Final = frozenset({
     "cache_prompt", "keep_alive", "metadata", "prediction", "prompt_cache_key", "prompt_cache_options",
@@ -44,13 +45,6 @@ NAMES: Final[Mapping[str, str]] = {
 """The engine's name of a field: its name here."""
 
 TEMPLATE_OWN: Final = frozenset({"messages", "tools", "add_generation_prompt"})
-
-
-class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of a message's content. Only text is read; other kinds are refused by their name."""
-
-    type: str
-    text: str | None = None
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,28 +146,18 @@ def _effort(body: ChatBody) -> bool | None:
 
 def read_turns(turns: Sequence[Turn]) -> tuple[Mapping[str, Any], ...]:
     """The messages as the engine takes them. Raises `BadRequest`."""
-    return tuple(_message(turn, index).to_template(index) for index, turn in enumerate(turns))
+    return tuple(_message(turn).to_template(index) for index, turn in enumerate(turns))
 
 
-def _message(turn: Turn, index: int) -> Message:
-    members = {name: getattr(turn, name) for name in TURN_EXTRAS}
+def _message(turn: Turn) -> Message:
+    members = {name: getattr(turn, name) for name in EXTRAS}
     if turn.reasoning_content is None:
         members["reasoning_content"] = turn.reasoning
     return Message(
         role="system" if turn.role == "developer" else turn.role,
-        content=_text(turn.content, f"messages[{index}].content"),
+        content=turn.content,
         **members,
     )
-
-
-def _text(content: str | list[Part] | None, path: str) -> str | None:
-    """The text of a content; parts are joined as they are, without anything between them."""
-    if content is None or isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise BadRequest(f"{path}[{index}] is not text; only text is supported", field=f"{path}[{index}].type")
-    return "".join(part.text or "" for part in content)
 
 
 def read_template_kwargs(

@@ -17,6 +17,7 @@ import msgspec
 from edgeqwen.errors import BadRequest, EdgeqwenError
 from edgeqwen.protocol.batch_message import Batch
 from edgeqwen.protocol.embed_message import Embed
+from edgeqwen.protocol.message import Message
 from edgeqwen.protocol.operation import LaterOperation, Operation
 from edgeqwen.protocol.session_messages import SESSION_OPERATIONS
 
@@ -25,33 +26,7 @@ RequestId: TypeAlias = str | int
 PROTOCOL_VERSION: Final = 1
 MAX_ID: Final = (1 << 53) - 1
 MAX_ID_LEN: Final = 64
-ROLES: Final = ("system", "user", "assistant", "tool")
-TURN_EXTRAS: Final = ("name", "reasoning_content", "tool_calls", "tool_call_id")
 ENVELOPE: Final = ("op", "id", "v", "close")
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A turn of a conversation. `content` may be null only for the assistant, whose turn may be nothing but calls."""
-
-    role: str
-    content: str | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-
-    def to_template(self, index: int) -> dict[str, Any]:
-        """What a chat template reads. Raises `BadRequest` that names the member of `messages[index]`."""
-        path = f"messages[{index}]"
-        if self.role not in ROLES:
-            raise BadRequest(f"{path}.role must be one of {', '.join(ROLES)}", field=f"{path}.role")
-        if self.content is None and self.role != "assistant":
-            raise BadRequest(f"{path}.content is missing", field=f"{path}.content")
-        members: dict[str, Any] = {"role": self.role, "content": self.content or ""}
-        for name in TURN_EXTRAS:
-            if (value := getattr(self, name)) is not None:
-                members[name] = value
-        return members
 
 
 class Hello(Operation, frozen=True, kw_only=True):
