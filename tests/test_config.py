@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from edgeqwen.config import Config, load
+from edgeqwen.config import LIVE_KEYS, Config, ConfigSources, Value, changes_between, fields_of_tables, load
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 
 
@@ -91,3 +92,56 @@ def test_mistake_in_the_environment_is_named(name: str, value: str) -> None:
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=r"nowhere\.toml"):
         load(tmp_path / "nowhere.toml", {}, {})
+
+
+KEYS = [f"{table}.{key}" for table, keys in fields_of_tables().items() for key in keys]
+
+
+def other_value(name: str) -> Value:
+    """Another value for a key than its default."""
+    table, _, key = name.partition(".")
+    known = fields_of_tables()[table][key]
+    match known.default:
+        case bool():
+            return not known.default
+        case int():
+            return known.default + 1
+        case float():
+            return known.default + 0.5
+        case str():
+            return known.metadata["options"][-1] if known.metadata["options"] else "other"
+    return ("other",)
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_counts_at_once_or_at_the_next_start(name: str) -> None:
+    read = load(None, {}, {name: other_value(name)})
+    changes = changes_between(Config(), read)
+    if name in LIVE_KEYS:
+        assert (changes.changed, changes.restart, changes.config) == ((name,), (), read)
+    else:
+        assert (changes.changed, changes.restart, changes.config) == ((), (name,), Config())
+
+
+def test_what_counts_at_once_is_all_that_is_taken_over() -> None:
+    read = load(None, {}, {name: other_value(name) for name in KEYS})
+    changes = changes_between(Config(), read)
+    assert sorted(changes.changed + changes.restart) == sorted(KEYS)
+    assert changes_between(changes.config, read).changed == ()
+    assert changes_between(changes.config, read).restart == changes.restart
+
+
+def test_flags_and_environment_win_when_the_file_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "[limits]\nqueue = 3\nper_uid = 3\ninflight = 3\n")
+    sources = ConfigSources(path, {"EDGEQWEN_LIMITS_PER_UID": "7"}, {"limits.queue": 6})
+    running = sources.read()
+    write(tmp_path, "[limits]\nqueue = 4\nper_uid = 4\ninflight = 4\n")
+    assert changes_between(running, sources.read_again()).changed == ("limits.inflight",)
+
+
+def test_what_can_be_read_once_only_is_not_read_again(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigInvalid, match="regular file"):
+        ConfigSources(tmp_path / "pipe", {}, {}).read_again()
+    with pytest.raises(ConfigInvalid, match=r"nowhere\.toml"):
+        ConfigSources(tmp_path / "nowhere.toml", {}, {}).read_again()
