@@ -189,7 +189,7 @@ def test_ten_killed_clients_leave_next_to_nothing_in_the_log() -> None:
             next(client.stream("chat", prompt="x", stream=True, max_tokens=4000))
         for client in clients:
             client.close()
-        daemon.wait_for(running=0)
+        daemon.wait_for(running=0, queued=0)
         assert is_well(daemon)
         assert daemon.log.count("\n") - before <= 20
         assert not any(word in daemon.log for word in ("Traceback", "asyncio", "never retrieved", "exception"))

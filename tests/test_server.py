@@ -661,7 +661,7 @@ class Small:
 
 
 async def test_a_slow_reader_loses_nothing(tmp_path: Path) -> None:
-    limits = WireLimits(high_water_bytes=2048, stall_s=5)
+    limits = WireLimits(high_water_bytes=2048)
     text = "".join(f"{index:04d} " for index in range(600))
     async with serve(tmp_path, fake_inference(text), limits) as wire:
         small = Small(wire.path)
@@ -694,7 +694,7 @@ async def test_a_client_that_reads_nothing_is_cut_off_and_others_go_on(tmp_path:
 
 
 async def test_requests_are_not_read_from_a_client_that_does_not_read_replies(tmp_path: Path) -> None:
-    async with serve(tmp_path, None, WireLimits(high_water_bytes=1024, stall_s=5)) as wire:
+    async with serve(tmp_path, None, WireLimits(high_water_bytes=1024)) as wire:
         client = await wire.connect(limit=4096)
         client.writer.transport.set_write_buffer_limits(high=1024)
         client.write(b'{"op":"hello","id":1}\n' * 20_000)
