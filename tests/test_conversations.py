@@ -138,6 +138,19 @@ async def test_a_system_prompt_of_the_configuration_is_everybodys() -> None:
             assert drawn == await fresh({"messages": FIRST})
 
 
+async def test_system_prompts_may_be_others_from_now_on() -> None:
+    text, other = str(SYSTEM["content"]), "You sail a ship with a crew of nine. " * 4
+    async with running(LARGE, kv=KvSettings(system_prompts=("You mend clocks.", text))) as rig:
+        await until(lambda: rig.inference.stats().kv["settled"] == 2)
+        rig.inference.set_kv(KvSettings(system_prompts=(text, other)))
+        await until(lambda: rig.inference.stats().kv["settled"] == 3)
+        for system in (text, other):
+            message = {"role": "system", "content": system}
+            num_system = len(await rig.inference.history_ids(GenerationInput(messages=(message,))))
+            done, _ = await answer(rig, {"messages": (message, FIRST[-1])}, owner="1001")
+            assert done.usage.cached >= num_system
+
+
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("speculates", [True, False])
 async def test_a_preempted_answer_is_the_one_that_it_would_have_been_alone(

@@ -100,6 +100,19 @@ def test_what_is_kept_for_good_outlasts_whatever_comes() -> None:
     assert desk.run("a", system + text(7, 10)) == 10
 
 
+def test_what_need_not_be_kept_any_longer_goes_like_anything_else() -> None:
+    desk = Desk(budget=800)
+    system = text(6, 130)
+    desk.scheduler.keep_for_good(SHARED, system)
+    desk.want("system", system, owner=SHARED)
+    desk.finish()
+    desk.run("first", system + text(7, 10))
+    desk.scheduler.keep_no_longer(SHARED, system)
+    for number in range(10):
+        desk.run(f"other {number}", text(20 + number, 300))
+    assert desk.run("a", system + text(8, 10)) == 140
+
+
 def test_requests_that_begin_alike_and_come_together_compute_that_once() -> None:
     desk = Desk()
     common = text(1, 600)

@@ -6,8 +6,9 @@ All on the event loop, save what the loop hands to the engine thread. Knows noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
+from itertools import count
 
 from edgeqwen.core.request import Delta, Request, SamplingParams
 from edgeqwen.core.step import KVData, Runtime, RuntimeSpec
@@ -48,6 +49,8 @@ class Engine:
         self._admission = admission
         self._clock = clock
         self._retired = asyncio.Event()
+        self._shared: dict[tuple[int, ...], str] = {}  # prompts that are kept for all, and the keys of their wishes
+        self._shared_numbers = count()
         self._scheduler = Scheduler(
             runtime.spec,
             admission=admission,
@@ -118,7 +121,9 @@ class Engine:
         await self._loop.run()
 
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
-        """Queue a request and say so; `echo` comes first in every choice. Raises what `Scheduler.submit` raises."""
+        """Queue a request and say so; `echo` comes first in every choice. Whether there is a place for it was asked on
+        its arrival; raises what `Scheduler.submit` raises besides.
+        """
         record = Record(request, sink, files=self._files, num_tokens=self.num_tokens)
         self._queue(record)
         for choice in range(request.n if echo else 0):
@@ -139,7 +144,8 @@ class Engine:
             self.cancel(request.rid, owner=None)
 
     def _queue(self, record: LiveRequest) -> None:
-        num_before = self._scheduler.submit(record.request, now=self._clock())
+        with self._admission.keeping_places():  # it was let in on its arrival
+            num_before = self._scheduler.submit(record.request, now=self._clock())
         self._records.add(record, num_before=num_before)
 
     def _start(self, record: LiveRequest) -> None:
@@ -191,10 +197,16 @@ class Engine:
         self._scheduler.want(key, request, now=self._clock(), computes=computes)
         self._loop.wake()
 
-    def want_shared(self, key: str, prompt_ids: tuple[int, ...]) -> None:
-        """As `want`, for everybody and for good."""
-        self._scheduler.keep_for_good(SHARED, prompt_ids)
-        self.want(key, SHARED, prompt_ids)
+    def keep_shared(self, prompts: Collection[tuple[int, ...]]) -> None:
+        """Have these known to everybody, for good; those of an earlier call that are not among them need not stay."""
+        for ids in self._shared.keys() - set(prompts):
+            self._scheduler.keep_no_longer(SHARED, ids)
+            self.forget(self._shared.pop(ids))
+        for ids in prompts:
+            if ids not in self._shared:
+                self._shared[ids] = f"shared {next(self._shared_numbers)}"
+                self._scheduler.keep_for_good(SHARED, ids)
+                self.want(self._shared[ids], SHARED, ids)
 
     def forget(self, key: str) -> None:
         """Nobody wants that prompt any more."""

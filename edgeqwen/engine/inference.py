@@ -7,9 +7,11 @@ taken it (`engine.intake`); from then on its sink gets `Started`, any number of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -50,7 +52,6 @@ class Inference:
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], int] = lambda: int(time.time() // DAY_S),
     ) -> None:
-        self.limits = limits
         self._files = model
         self._kv = kv or KvSettings()
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
@@ -74,6 +75,25 @@ class Inference:
             seed_source=seed_source,
             clock=clock,
         )
+        self._keeping: asyncio.Task[None] | None = None  # new system prompts
+
+    # The settings.
+
+    @property
+    def limits(self) -> EngineLimits:
+        return self._intake.limits
+
+    def set_limits(self, limits: EngineLimits) -> None:
+        """For requests that come from now on; those that wait or run keep their place and their limits."""
+        self._intake.limits = limits
+        self._admission.set_limits(queue=limits.queue, per_owner=limits.per_owner)
+
+    def set_kv(self, kv: KvSettings) -> None:
+        """Take over what of `kv` may change at work: `settles` and `system_prompts`."""
+        has_new_prompts = kv.system_prompts != self._kv.system_prompts
+        self._kv = replace(self._kv, settles=kv.settles, system_prompts=kv.system_prompts)
+        if has_new_prompts and self._engine is not None:
+            self._keeping = asyncio.create_task(self._keep_system_prompts(self._engine))
 
     # The model.
 
@@ -124,13 +144,17 @@ class Inference:
         await self._keep_system_prompts(await self._life.start())
 
     async def _keep_system_prompts(self, engine: Engine) -> None:
-        """Have those of the configuration known to everybody."""
-        for number, text in enumerate(self._kv.system_prompts):
+        """Have those of the configuration known to everybody, and no others."""
+        texts = self._kv.system_prompts
+        prompts: list[tuple[int, ...]] = []
+        for number, text in enumerate(texts, 1):
             given = GenerationInput(messages=({"role": "system", "content": text},))
             try:
-                engine.want_shared(f"system {number}", await self._text.history_ids(given))
+                prompts.append(await self._text.history_ids(given))
             except EdgeqwenError as error:
-                logger.warning("kv.system_prompts: number %d cannot be kept: %s", number + 1, error.message)
+                logger.warning("kv.system_prompts: number %d cannot be kept: %s", number, error.message)
+        if texts is self._kv.system_prompts:  # others may have come meanwhile, and are seen to
+            engine.keep_shared(prompts)
 
     def check_ready(self) -> None:
         """Raise what keeps requests from running now: `loading`, `draining` or `engine`."""
@@ -146,6 +170,8 @@ class Inference:
 
     async def close(self) -> None:
         """Cancel what is left and free the runtime; once is enough. A step that hangs is given up after a while."""
+        if self._keeping is not None:
+            self._keeping.cancel()
         self._text.close()
         await self._life.close()
 

@@ -62,7 +62,9 @@ class _Prepared:
 
 
 class Intake:
-    """Of one engine, loaded or not. Raises `ModelInvalid` if the model's generation defaults are out of range."""
+    """Of one engine, loaded or not. `limits` may be replaced: a request keeps those that there were on its arrival.
+
+    Raises `ModelInvalid` if the model's generation defaults are out of range."""
 
     def __init__(
         self,
@@ -77,7 +79,7 @@ class Intake:
     ) -> None:
         self._life = life
         self._files = files
-        self._limits = limits
+        self.limits = limits
         self._admission = admission
         self._text = text
         self._seed_source = seed_source
@@ -88,32 +90,34 @@ class Intake:
 
     async def submit(self, given: GenerationInput, *, owner: str, sink: Sink) -> Generation:
         """See `Inference.submit`."""
-        arrived_at = self._clock()
+        arrived_at, limits = self._clock(), self.limits
         self._check_state(given)
         form = self.check(given)
         prepare = partial(self._prepare, given, form)
-        prepared, is_late = await self._hold(given, prepare, owner=owner, arrived_at=arrived_at)
+        deadline_at = _deadline_at(given, limits, arrived_at)
+        prepared, is_late = await self._hold(prepare, owner=owner, deadline_at=deadline_at)
         if is_late:
             return self._expire(given, prepared.prompt, sink=sink, arrived_at=arrived_at)
         engine = self._ready_engine(given)
         # Resolved, queued, and the sink told: all of it at once, nothing of it if anything is wrong.
-        resolved = self._resolve(given, prepared, engine, owner=owner, arrived_at=arrived_at)
+        resolved = self._resolve(given, prepared, engine, limits=limits, owner=owner, arrived_at=arrived_at)
         request = resolved.request
         engine.accept(request, sink, echo=prepared.echo)
         return Generation(request.rid, request.prompt_ids, resolved.params, engine)
 
     async def embed(self, given: EmbeddingInput, *, owner: str) -> Embeddings:
         """See `Inference.embed`."""
-        arrived_at = self._clock()
+        arrived_at, limits = self._clock(), self.limits
         self._check_state(given)
-        check_embedding(given, limits=self._limits, num_tokens=self._num_tokens)
+        check_embedding(given, limits=limits, num_tokens=self._num_tokens)
         prepare = partial(self._embedded_ids, given)
-        texts, is_late = await self._hold(given, prepare, owner=owner, arrived_at=arrived_at)
+        deadline_at = _deadline_at(given, limits, arrived_at)
+        texts, is_late = await self._hold(prepare, owner=owner, deadline_at=deadline_at)
         if is_late:
             raise EmbeddingEnded("deadline")
         engine = self._ready_engine(given)
         at = EmbeddingContext(
-            limits=self._limits,
+            limits=limits,
             context=engine.context,
             hidden_size=engine.spec.hidden_size,
             num_tokens=engine.num_tokens,
@@ -128,7 +132,7 @@ class Intake:
         """Raise what can be said against an input at sight; the form that its answer is to have, if any."""
         check_input(
             given,
-            limits=self._limits,
+            limits=self.limits,
             num_tokens=self._num_tokens,
             has_template=self._files.template is not None,
         )
@@ -148,20 +152,12 @@ class Intake:
         assert self._life.engine is not None
         return self._life.engine
 
-    async def _hold(
-        self,
-        given: GenerationInput | EmbeddingInput,
-        prepare: Callable[[], Awaitable[T]],
-        *,
-        owner: str,
-        arrived_at: float,
-    ) -> tuple[T, bool]:
+    async def _hold(self, prepare: Callable[[], Awaitable[T]], *, owner: str, deadline_at: float) -> tuple[T, bool]:
         """What `prepare` makes of an input that waits meanwhile, and whether the deadline came before the model."""
         self._admission.add(owner)
         try:
             made = await prepare()
-            deadline_ms = self._limits.max_deadline_ms if given.deadline_ms is None else given.deadline_ms
-            is_loaded = await self._life.is_loaded_within(arrived_at + deadline_ms / 1000 - self._clock())
+            is_loaded = await self._life.is_loaded_within(deadline_at - self._clock())
         finally:
             self._admission.remove(owner, has_started=False)
         return made, not is_loaded
@@ -189,10 +185,17 @@ class Intake:
         return f"r{next(self._rids):x}"
 
     def _resolve(
-        self, given: GenerationInput, prepared: _Prepared, engine: Engine, *, owner: str, arrived_at: float
+        self,
+        given: GenerationInput,
+        prepared: _Prepared,
+        engine: Engine,
+        *,
+        limits: EngineLimits,
+        owner: str,
+        arrived_at: float,
     ) -> Resolved:
         at = ResolveContext(
-            limits=self._limits,
+            limits=limits,
             defaults=self._defaults,
             context=engine.context,
             num_tokens=engine.num_tokens,
@@ -204,3 +207,9 @@ class Intake:
             thinking=self._forms.thinking(given, prepared.prompt),
         )
         return resolve(given, prepared.prompt, at)
+
+
+def _deadline_at(given: GenerationInput | EmbeddingInput, limits: EngineLimits, arrived_at: float) -> float:
+    """When a request ends that has not by then, on the clock of `arrived_at`."""
+    deadline_ms = limits.max_deadline_ms if given.deadline_ms is None else given.deadline_ms
+    return arrived_at + deadline_ms / 1000

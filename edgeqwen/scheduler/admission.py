@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 
 from edgeqwen.errors import EdgeqwenError
 
@@ -17,24 +19,42 @@ class Admission:
     """
 
     def __init__(self, *, queue: int, per_owner: int) -> None:
-        assert queue > 0
-        assert per_owner > 0
-        self.queue = queue
-        self.per_owner = per_owner
+        self.set_limits(queue=queue, per_owner=per_owner)
+        self._keeps_places = False
         self.num_queued = 0
         self.num_running = 0
         self._owners: Counter[str] = Counter()
         self._service_s = 1.0
 
+    def set_limits(self, *, queue: int, per_owner: int) -> None:
+        """From the next request on; those that are counted stay."""
+        assert queue > 0
+        assert per_owner > 0
+        self.queue = queue
+        self.per_owner = per_owner
+
+    @contextlib.contextmanager
+    def keeping_places(self) -> Iterator[None]:
+        """What is added in here had its place until a moment ago: limits that were lowered meanwhile do not count."""
+        self._keeps_places = True
+        try:
+            yield
+        finally:
+            self._keeps_places = False
+
     def add(self, owner: str) -> None:
         """Count a new, waiting request in. Raises `EdgeqwenError` (`quota` before `busy`) with `retry_ms`."""
+        if not self._keeps_places:
+            self._check_room(owner)
+        self._owners[owner] += 1
+        self.num_queued += 1
+
+    def _check_room(self, owner: str) -> None:
         if self._owners[owner] >= self.per_owner:
             message = f"this user already has {self.per_owner} requests queued or running"
             raise EdgeqwenError(message, code="quota", retry_ms=self._retry_ms())
         if self.num_queued >= self.queue:
             raise EdgeqwenError(f"queue full ({self.queue})", code="busy", retry_ms=self._retry_ms())
-        self._owners[owner] += 1
-        self.num_queued += 1
 
     def count_of(self, owner: str) -> int:
         """Requests of `owner` that wait or run."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from edgeqwen.core.request import Request, SamplingParams
 from edgeqwen.kvcache import Block, BlockStore
 from edgeqwen.scheduler.background import Background
@@ -13,12 +15,23 @@ class KeptPrompts:
     def __init__(self, store: BlockStore, background: Background) -> None:
         self._store = store
         self._background = background
+        self._numbers = count()
         self._wanted: dict[str, Request] = {}
         self._pinned: dict[str, tuple[Request, tuple[Block, ...]]] = {}
 
+    def remove(self, owner: str, prompt_ids: tuple[int, ...]) -> None:
+        """This prompt need not stay any more."""
+        pinned = {key: request for key, (request, _) in self._pinned.items()}
+        for key, request in {**self._wanted, **pinned}.items():
+            if (request.owner, request.prompt_ids) == (owner, prompt_ids):
+                self._wanted.pop(key, None)
+                self._background.forget(key)
+                if key in self._pinned:
+                    self._store.unpin(self._pinned.pop(key)[1])
+
     def add(self, owner: str, prompt_ids: tuple[int, ...]) -> None:
         """This prompt is to stay once it is known."""
-        key = f"kept {len(self._wanted) + len(self._pinned)}"
+        key = f"kept {next(self._numbers)}"
         self._wanted[key] = Request("", owner, prompt_ids, SamplingParams(), max_tokens=0, is_lasting=True)
 
     def pin_known(self) -> None:

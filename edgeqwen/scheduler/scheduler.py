@@ -170,6 +170,10 @@ class Scheduler:
         """Once this prompt is known, it stays."""
         self._kept.add(owner, prompt_ids)
 
+    def keep_no_longer(self, owner: str, prompt_ids: tuple[int, ...]) -> None:
+        """It need not stay: `keep_for_good` was said of it before."""
+        self._kept.remove(owner, prompt_ids)
+
     # Planning.
 
     def plan(self, now: float) -> StepPlan | None:
