@@ -89,7 +89,7 @@ def script_of(*texts: str, **settings: Any) -> str:
 
 @functools.cache
 def state_folder() -> tempfile.TemporaryDirectory[str]:
-    """One for all daemons of a test run, removed at its end."""
+    """One for all commands of a test run, removed at its end."""
     return tempfile.TemporaryDirectory(prefix="eq-state-")
 
 
@@ -118,9 +118,13 @@ def run_command(
 def running_daemon(
     runtime: str = "fake:", *flags: str, model: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> Iterator[DaemonProcess]:
-    """A daemon that listens (it may still be loading); killed at the end if the test did not stop it."""
-    with tempfile.TemporaryDirectory(prefix="eq-") as name:
+    """A daemon that listens (it may still be loading); killed at the end if the test did not stop it.
+
+    It knows nothing of sessions and caches of others, unless `environ` names a state directory.
+    """
+    with tempfile.TemporaryDirectory(prefix="eq-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
+        environ = {"STATE_DIRECTORY": str(folder / "state"), **(environ or {})}
         model = model or write_text_model(folder / "model")
         socket_path, log_path = folder / "s", folder / "log"
         command = ["serve", "--socket", str(socket_path), "--model", str(model), "--runtime", runtime, *flags]
