@@ -185,9 +185,13 @@ def test_a_part_that_is_no_text_is_refused_with_its_place(daemon: DaemonProcess,
     assert "AAAA" not in json.dumps(answer)
 
 
-def test_the_sockets_own_messages_are_texts(daemon: DaemonProcess) -> None:
-    refused = call(daemon, "chat", messages=user(parts("a")))
-    assert (refused["error"], refused["field"]) == ("bad_request", "messages[0].content")
+def test_the_sockets_own_messages_may_have_parts_too(daemon: DaemonProcess) -> None:
+    whole, in_parts = (
+        call(daemon, "chat", messages=user(content), max_tokens=1) for content in ("a b", parts("a", " b"))
+    )
+    assert in_parts["usage"]["prompt"] == whole["usage"]["prompt"]
+    refused = call(daemon, "chat", messages=user([*parts("a"), "b"]))
+    assert (refused["error"], refused["field"].startswith("messages[0].content")) == ("bad_request", True)
 
 
 # Conversations that go on in the middle.
