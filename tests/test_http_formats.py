@@ -135,6 +135,29 @@ async def test_an_answer_of_great_length_is_cut(tmp_path: Path) -> None:
         assert 0 < len(said) < 3000
 
 
+@pytest.mark.parametrize(
+    ("path", "members"),
+    [(CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 5}), (COMPLETIONS, {"prompt": "x", "logprobs": 5})],
+)
+async def test_what_piled_up_for_a_slow_reader_comes_in_events_of_a_frames_size(
+    tmp_path: Path, path: str, members: dict[str, Any]
+) -> None:
+    body = {**members, "max_tokens": 3000, "stream": True}
+    async with serve(tmp_path, fake_inference("z" * 3000), WireLimits(frame_bytes=4096)) as wire:
+        client = await connect(wire)
+        client.send("POST", path, body)
+        await until(lambda: wire.inference.stats().totals["tokens"] == 3000)
+        answer = await client.read()
+    choices = [event["choices"][0] for event in answer.events]
+    tokens = [
+        choice["logprobs"].get("content") or choice["logprobs"]["tokens"] for choice in choices if choice["logprobs"]
+    ]
+    texts = [choice["delta"].get("content", "") if path == CHAT else choice["text"] for choice in choices]
+    assert sum(map(len, tokens)) == 3000
+    assert "".join(texts) == "z" * 3000
+    assert max(len(event) for event in answer.body.split(b"\n\n")) <= 4096
+
+
 # Fields of chat completions.
 
 

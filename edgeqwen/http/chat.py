@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from edgeqwen.core.request import Delta, ToolCall
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http import web
-from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, groups_of, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Piece, Running, is_shown, renamed
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, completion, logprob_object
 from edgeqwen.http.openai_request import NAMES, ChatRequest, read_chat
@@ -77,17 +78,16 @@ class ChatCompletions:
         return response
 
     def _chunks(self, chunks: Chunks, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """A piece in chunks of at most the size of a frame; its log-probabilities are beside the first."""
+        """A piece in chunks of at most the size of a frame, its log-probabilities beside the first of its text."""
         room = self._limits.frame_bytes - CHUNK_OVERHEAD
         if isinstance(piece, ToolCall):
             yield chunks.call(piece)
             for text in split_text(piece.arguments, room):
                 yield chunks.arguments(piece, text)
             return
-        texts = list(split_text(piece.text, room))
-        for text in texts or ([""] if logprobs else []):
-            yield chunks.text(piece.choice, piece.channel, text, logprobs)
-            logprobs = []
+        room = room // 2 if logprobs else room
+        for text, entries in zip_longest(split_text(piece.text, room), groups_of(logprobs, room)):
+            yield chunks.text(piece.choice, piece.channel, text or "", entries or ())
 
     async def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
         """Those of the content; the thought and the end token, which has no text, have no place in OpenAI's format."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from edgeqwen.core.request import FinishReason, Usage
@@ -22,30 +23,47 @@ def token_name(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """A token with its log-probability and alternatives (it is one itself), and where it stands in the text."""
+
+    token: str
+    logprob: float
+    top: Mapping[str, float]
+    offset: int
+
+
 class TokenList:
     """Log-probabilities of one choice, in parts if it is streamed. Offsets count characters of the choice's text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
-        self._lists: dict[str, list[Any]] = self._empty()
-
-    @staticmethod
-    def _empty() -> dict[str, list[Any]]:
-        return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        self._entries: list[TokenEntry] = []
 
     def add(self, data: bytes, logprob: float, top: Sequence[tuple[bytes, float]]) -> None:
         """The next token and its alternatives; it is always among them."""
-        entries = {"tokens": token_name(data), "token_logprobs": logprob, "text_offset": self._offset}
-        entries["top_logprobs"] = {token_name(data): logprob} | {token_name(each): value for each, value in top}
-        for name, entry in entries.items():
-            self._lists[name].append(entry)
+        name = token_name(data)
+        alternatives = {name: logprob} | {token_name(each): value for each, value in top}
+        self._entries.append(TokenEntry(name, logprob, alternatives, self._offset))
         self._offset += len(self._decoder.decode(data))
 
-    def take(self) -> dict[str, list[Any]] | None:
-        """What was added since it was last taken; None if that is nothing."""
-        taken, self._lists = self._lists, self._empty()
-        return taken if taken["tokens"] else None
+    def take(self) -> list[TokenEntry]:
+        """What was added since it was last taken."""
+        taken, self._entries = self._entries, []
+        return taken
+
+
+def lists_of(entries: Sequence[TokenEntry]) -> dict[str, list[Any]] | None:
+    """The members of `logprobs`; None for no tokens."""
+    if not entries:
+        return None
+    return {
+        "tokens": [entry.token for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [entry.top for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
 
 
 class CompletionText:
@@ -65,9 +83,9 @@ class CompletionText:
 
 
 def choice_object(
-    index: int, text: str, logprobs: dict[str, list[Any]] | None, finish: str | None = None
+    index: int, text: str, tokens: Sequence[TokenEntry] = (), finish: str | None = None
 ) -> dict[str, Any]:
-    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish}
+    return {"text": text, "index": index, "logprobs": lists_of(tokens), "finish_reason": finish}
 
 
 def completion_object(head: Head, choices: Sequence[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
@@ -79,7 +97,7 @@ def completion_object(head: Head, choices: Sequence[dict[str, Any]], usage: Usag
 def last_events(head: Head, ending: Ending, *, with_usage: bool) -> bytes:
     """The end of every choice, the usage if it is wanted, and the mark of the end."""
     events = [
-        part_event(head, choice_object(index, "", None, FINISH[finish]), with_usage=with_usage)
+        part_event(head, choice_object(index, "", finish=FINISH[finish]), with_usage=with_usage)
         for index, finish in enumerate(ending.finishes)
     ]
     if with_usage:

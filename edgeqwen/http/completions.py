@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from edgeqwen.core.request import Delta
 from edgeqwen.errors import EdgeqwenError
@@ -16,7 +17,7 @@ from edgeqwen.http.completion_reply import (
     part_event,
 )
 from edgeqwen.http.completion_request import NAMES, CompletionRequest, read_completion
-from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, groups_of, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Running, renamed
 from edgeqwen.http.openai_reply import END
 from edgeqwen.http.replies import error_members, json_response
@@ -83,17 +84,15 @@ class Completions:
     async def _parts(
         self, head: Head, wanted: CompletionRequest, lists: Sequence[TokenList], piece: Delta
     ) -> list[bytes]:
+        """A piece in parts of at most the size of a frame, its log-probabilities beside the first of its text."""
         tokens = lists[piece.choice]
         await self._take_logprobs(tokens, piece)
         logprobs = tokens.take()
-        texts = list(split_text(piece.text, self._limits.frame_bytes - CHUNK_OVERHEAD)) or ([""] if logprobs else [])
+        room = self._limits.frame_bytes - CHUNK_OVERHEAD
+        room = room // 2 if logprobs else room
         return [
-            part_event(
-                head,
-                choice_object(piece.choice, text, logprobs if number == 0 else None),
-                with_usage=wanted.with_usage_chunk,
-            )
-            for number, text in enumerate(texts)
+            part_event(head, choice_object(piece.choice, text or "", entries or ()), with_usage=wanted.with_usage_chunk)
+            for text, entries in zip_longest(split_text(piece.text, room), groups_of(logprobs, room))
         ]
 
     async def _take_logprobs(self, tokens: TokenList, piece: Delta) -> None:
