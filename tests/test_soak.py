@@ -10,9 +10,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.models import needs_row_invariance, smollm2_package
-from tests.soak import aborts, crowd, fuzz, kill9, mixed
+from tests.soak import aborts, crowd, fuzz, kill9, memory, mixed
 from tests.soak.fuzz_answers import check_lines, read_responses
 from tests.soak.line import Ended, Line
 from tests.soak.service import Model, Service, package_model, scripted_model
@@ -59,7 +61,9 @@ def test_clients_that_hang_up_do_not_change_what_others_are_told(model: Model, t
 
 def test_whatever_is_sent_the_daemon_stays_well_and_each_request_has_one_end(tmp_path: Path) -> None:
     # As much memory as the first requests take is for the long form to tell from a leak.
-    size = fuzz.Size(num_requests=600, num_splits=20_000, num_socket_splits=2000, most_growth=1.0)
+    size = fuzz.Size(
+        num_requests=600, num_splits=20_000, num_socket_splits=2000, num_parts=4, most_growth=1.0, most_slope=1e9
+    )
     found = fuzz.run(tmp_path, size)
     assert found["splits"] == 20_000
     assert min(found["answers"][kind] for kind in ("well", "bad_json", "bad_request", "http 200", "http 400")) > 0
@@ -106,6 +110,24 @@ def test_line_sees_a_second_last_frame(tmp_path: Path) -> None:
                     line.check_silence()
             with pytest.raises(Ended):
                 line.read()
+
+
+@given(
+    passing=st.lists(st.integers(0, 10_000_000), min_size=20, max_size=20).filter(lambda looks: 0 in looks[5:10]),
+    leak_bytes=st.integers(0, 1000),
+)
+def test_a_leak_is_seen_beneath_what_comes_and_goes(passing: list[int], leak_bytes: int) -> None:
+    """Once in the second quarter nothing else was there; the looks compared are 6 to 14 apart then, not 10."""
+    looks = [100_000_000 + each + 5000 * leak_bytes * number for number, each in enumerate(passing)]
+    assert memory.slope(looks, 5000) >= 0.6 * leak_bytes - 1e-6
+
+
+def test_what_comes_and_goes_is_no_leak() -> None:
+    assert memory.slope([50, 70, 90, 70, 95, 80, 85, 70], 1) == 0
+
+
+def test_growth_is_that_of_the_second_half() -> None:
+    assert memory.growth([50, 100, 150, 110]) == pytest.approx(0.1)
 
 
 SENT = b'{"op":"health","id":1}\n{"op":"health"}\n'
