@@ -2,20 +2,18 @@
 
     listen -> build -> load -> ready -> wait -> drain (with a deadline) -> stop
 
-Clients may connect as soon as the socket listens; what they ask waits for the model. The first SIGTERM, SIGINT or
-SIGHUP (the terminal has closed), or an admin's `shutdown`, lets running answers end within the drain time; a second
-signal cuts them off; a third ends the process at once. Logs go to stderr as `event key=value ...` and never hold the
-text of a prompt or an answer.
+Clients may connect as soon as the socket listens; what they ask waits for the model. The first SIGTERM or SIGINT, an
+admin's `shutdown`, or the end of the terminal, lets running answers end within the drain time; a second signal cuts
+them off; a third ends the process at once. SIGHUP has the configuration read again (`reload`, `hangup`). Logs go to
+stderr as `event key=value ...` and never hold the text of a prompt or an answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import grp
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -24,26 +22,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from edgeqwen.config import Config
 from edgeqwen.cpu import share_heaps, trim_heap
 from edgeqwen.engine.inference import Inference
-from edgeqwen.engine.settings import EngineLimits, KvSettings
-from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, ConfigInvalid, EdgeqwenError, RuntimeFailed
-from edgeqwen.http.access import ApiKeys, HttpAccess
+from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, EdgeqwenError, RuntimeFailed
+from edgeqwen.hangup import Hangup
 from edgeqwen.loading import DaemonOptions, open_model
-from edgeqwen.protocol.limits import WireLimits
+from edgeqwen.part_settings import PartSettings, part_settings, socket_group
+from edgeqwen.reload import Reloader
 from edgeqwen.server import BoundSocket, SocketServer, bind_socket
 from edgeqwen.server.network import bind_network, bound_address, parse_address
+from edgeqwen.server.peers import forget_admin_group
 from edgeqwen.service import Notifier
 from edgeqwen.sessions.files import SessionFolder
-from edgeqwen.sessions.sessions import SessionLimits, Sessions
+from edgeqwen.sessions.sessions import Sessions
 from edgeqwen.sessions.store import SessionStore
 
 SEED_BITS: Final = 63
-OWN_DESCRIPTORS: Final = 32
-"""Left to the daemon beside its connections: it holds some 20, and opens files of sessions, the cache and /proc."""
-
-LEAST_CONNECTIONS: Final = 2
 log = logging.getLogger(__name__)
 
 
@@ -56,6 +50,11 @@ class StopRequest:
         self.error: EdgeqwenError | None = None
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
+
+    def check_running(self) -> None:
+        """Raise `draining` if the end has begun."""
+        if self.asked.is_set():
+            raise EdgeqwenError("the daemon is shutting down", code="draining")
 
     def ask(self, drain_s: float | None = None) -> None:
         """End after running answers, within `drain_s` (None: what it was made with)."""
@@ -86,20 +85,22 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
     stop = StopRequest(config.service.drain_s)
+    hangup = Hangup(lambda: stop.on_signal(signal.SIGHUP))
     share_heaps()
-    with _signals(stop):
-        bound = bind_socket(options.socket_path, group=_group_id(config.socket.group))
+    with _signals(stop, hangup):
+        bound = bind_socket(options.socket_path, group=socket_group(config))
         network: socket.socket | None = None
         try:  # the weights begin to load here: a second daemon of this socket must not get so far
-            access = http_access(config)
+            settings = part_settings(config, options.cache_dir)
             if config.http.listen:
-                network = bind_network(parse_address(config.http.listen), has_keys=access.keys is not None)
-            inference, server = _build(options, stop, access)
+                network = bind_network(parse_address(config.http.listen), has_keys=settings.access.keys is not None)
+            inference, server = _build(options, settings, stop, notifier)
         except BaseException:
             bound.close()
             if network is not None:
                 network.close()
             raise
+        hangup.begin(server.operations.on_reload)
         await _listen(server, options, bound, network)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.sessions.load())
@@ -130,7 +131,9 @@ async def _listen(
         log.warning("threads: %s", warning)
 
 
-def _build(options: DaemonOptions, stop: StopRequest, access: HttpAccess) -> tuple[Inference, SocketServer]:
+def _build(
+    options: DaemonOptions, settings: PartSettings, stop: StopRequest, notifier: Notifier
+) -> tuple[Inference, SocketServer]:
     """The engine, whose model has begun to load, and the server in front of it."""
     config = options.config
     model = open_model(options)
@@ -139,8 +142,8 @@ def _build(options: DaemonOptions, stop: StopRequest, access: HttpAccess) -> tup
     inference = Inference(
         runtime_factory=model.runtime_factory,
         model=model.files,
-        limits=engine_limits(config),
-        kv=kv_settings(config, options.cache_dir),
+        limits=settings.engine,
+        kv=settings.kv,
         speculates=config.engine.speculation and not config.engine.deterministic,
         clock=time.monotonic,
         seed_source=lambda: secrets.randbits(SEED_BITS),
@@ -149,12 +152,43 @@ def _build(options: DaemonOptions, stop: StopRequest, access: HttpAccess) -> tup
         inference,
         store,
         random_bits=secrets.randbits,
-        limits=SessionLimits(per_owner=config.sessions.per_uid, ttl_s=config.sessions.ttl_s),
-        default_max_tokens=config.limits.default_max_tokens,
+        limits=settings.sessions,
+        default_max_tokens=settings.engine.default_max_tokens,
     )
-    limits, threads = wire_limits(config), options.threads.to_dict()
-    server = SocketServer(inference, sessions, limits=limits, on_shutdown=stop.ask, threads=threads, access=access)
+
+    def apply(new: PartSettings) -> None:
+        _apply(new, inference, server, stop)
+
+    reloader = Reloader(
+        options.sources,
+        config,
+        settings,
+        cache_dir=options.cache_dir,
+        check=stop.check_running,
+        apply=apply,
+        notifier=notifier,
+    )
+    server = SocketServer(
+        inference,
+        sessions,
+        limits=settings.wire,
+        on_shutdown=stop.ask,
+        on_reload=reloader.reload,
+        threads=options.threads.to_dict(),
+        access=settings.access,
+    )
     return inference, server
+
+
+def _apply(settings: PartSettings, inference: Inference, server: SocketServer, stop: StopRequest) -> None:
+    """Tell every part what has changed of its settings."""
+    inference.set_limits(settings.engine)
+    inference.set_kv(settings.kv)
+    server.sessions.set_limits(settings.sessions, default_max_tokens=settings.engine.default_max_tokens)
+    server.set_limits(settings.wire)
+    server.set_access(settings.access)
+    stop.drain_s = settings.drain_s
+    forget_admin_group()
 
 
 def _session_folder(path: Path) -> SessionFolder | None:
@@ -205,93 +239,16 @@ async def _wind_down(server: SocketServer, inference: Inference, stop: StopReque
 
 
 @contextlib.contextmanager
-def _signals(stop: StopRequest) -> Iterator[None]:
+def _signals(stop: StopRequest, hangup: Hangup) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup(1) has it ignored
-        numbers.append(signal.SIGHUP)
     for number in numbers:
         loop.add_signal_handler(number, stop.on_signal, number)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup(1) has it ignored
+        numbers.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, hangup.on_signal)
     try:
         yield
     finally:
         for number in numbers:
             loop.remove_signal_handler(number)
-
-
-def engine_limits(config: Config) -> EngineLimits:
-    """What the engine is told of the configuration."""
-    limits = config.limits
-    return EngineLimits(
-        queue=limits.queue,
-        per_owner=limits.per_uid,
-        max_deadline_ms=limits.max_deadline_ms,
-        default_max_tokens=limits.default_max_tokens,
-        messages=limits.messages,
-        stop_strings=limits.stop_strings,
-        stop_bytes=limits.stop_bytes,
-    )
-
-
-def http_access(config: Config) -> HttpAccess:
-    """What the configuration says of who may use HTTP. Raises `ConfigInvalid`."""
-    http = config.http
-    hosts = {host.lower() for host in http.allowed_hosts}
-    if http.listen:
-        hosts.add(parse_address(http.listen).host_name)
-    return HttpAccess(
-        allowed_hosts=frozenset(hosts),
-        allowed_origins=frozenset(origin.lower().rstrip("/") for origin in http.allowed_origins),
-        keys=ApiKeys.read(Path(http.api_key_file)) if http.api_key_file else None,
-    )
-
-
-def kv_settings(config: Config, cache_dir: Path) -> KvSettings:
-    """What the engine is told of the cache of keys and values."""
-    kv = config.kv
-    return KvSettings(
-        memory_bytes=kv.memory_mb << 20,
-        folder=cache_dir / "kv" if kv.disk_mb and kv.daily_writes_mb else None,
-        disk_bytes=kv.disk_mb << 20,
-        daily_write_bytes=kv.daily_writes_mb << 20,
-        settles=kv.settle,
-        system_prompts=kv.system_prompts,
-    )
-
-
-def wire_limits(config: Config) -> WireLimits:
-    """What the socket is told of the configuration, and of the descriptors that the process may have."""
-    limits = config.limits
-    return WireLimits(
-        line_bytes=limits.line_bytes,
-        nesting=limits.nesting,
-        inflight=limits.inflight,
-        batch_items=limits.batch_items,
-        connections=_allowed_connections(limits.connections),
-        connections_per_uid=limits.connections_per_uid,
-    )
-
-
-def _allowed_connections(wanted: int) -> int:
-    """As many as wanted, or as there are descriptors for: those without one would be closed without a word, and session
-    files could not be written. The soft limit of the process is raised if it may be.
-    """
-    needed = wanted + OWN_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    allowed = max(LEAST_CONNECTIONS, soft - OWN_DESCRIPTORS)
-    log.warning("limits.connections: %d allowed of %d, for the process may open %d files only", allowed, wanted, soft)
-    return allowed
-
-
-def _group_id(name: str) -> int | None:
-    if not name:
-        return None
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        raise ConfigInvalid(f"socket.group: there is no group {name!r}") from None

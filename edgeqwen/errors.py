@@ -41,6 +41,7 @@ CODES: Final[dict[str, Code]] = {
     "loading": Code(503, 75),
     "draining": Code(503, 75),
     "engine": Code(500, 70),
+    "bad_config": Code(409, 78),
 }
 
 EXIT_USAGE: Final = 64
@@ -119,6 +120,7 @@ class CannotWrite(FileError):
 class ConfigInvalid(FileError):
     """Configuration, processor or socket path that cannot be used (exit 78)."""
 
+    code = "bad_config"
     file_exit_code = EXIT_CONFIG
 
 

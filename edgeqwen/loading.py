@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
-from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config, KvTable
+from edgeqwen.config import MAX_DEFAULT_CONTEXT, Config, ConfigSources, KvTable
 from edgeqwen.core.fit import choose_kv_type
 from edgeqwen.core.model import KVType, Manifest
 from edgeqwen.core.package import TOKENIZER, WEIGHTS, Package, open_package, read_text_files, verify_digests
@@ -44,11 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """`package_path` is a package folder; for a fake runtime it needs the text files only. `threads` compute the steps.
-    `state_dir`, where what is measured of this machine is kept, and `cache_dir` may not exist yet.
+    """`config` was read from `sources`. `package_path` is a package folder; for a fake runtime it needs the text files
+    only. `threads` compute the steps. `state_dir`, where what is measured of this machine is kept, and `cache_dir` may
+    not exist yet.
     """
 
     config: Config
+    sources: ConfigSources
     package_path: Path
     socket_path: Path
     threads: ThreadPlan

@@ -18,7 +18,15 @@ from tests.wire import Gate, Wire, serve
 settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-ON_UVLOOP = {"test_server", "test_http", "test_http_formats", "test_network", "test_client", "test_wire_limits"}
+ON_UVLOOP = {
+    "test_server",
+    "test_http",
+    "test_http_formats",
+    "test_network",
+    "test_client",
+    "test_wire_limits",
+    "test_reload",
+}
 """Tests of sockets run on the loop that the daemon runs on: loops differ in what they tell of a dying connection."""
 
 

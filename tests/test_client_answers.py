@@ -102,6 +102,8 @@ async def test_operations_of_the_daemon_give_their_frames(wire: Wire) -> None:
     assert (await both(wire, "health"))[1]["ok"] is True
     assert (await both(wire, "ready"))[1]["model"] == "scripted"
     assert (await both(wire, "stats"))[0]["conns"] >= 1
+    assert (await both(wire, "reload"))[1]["changed"] == ["limits.queue"]
+    assert len(wire.reloads) == 2
     await both(wire, "shutdown", drain_s=1.0)
     assert wire.shutdowns == [1.0, 1.0]
 

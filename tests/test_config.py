@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -145,3 +146,38 @@ def test_what_can_be_read_once_only_is_not_read_again(tmp_path: Path) -> None:
         ConfigSources(tmp_path / "pipe", {}, {}).read_again()
     with pytest.raises(ConfigInvalid, match=r"nowhere\.toml"):
         ConfigSources(tmp_path / "nowhere.toml", {}, {}).read_again()
+
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+
+
+def documented_row(name: str) -> list[str]:
+    """What the row of a key should say: key, default, range, live."""
+    table, _, key = name.partition(".")
+    known = fields_of_tables()[table][key]
+    match known.default:
+        case bool():
+            default = str(known.default).lower()
+        case ():
+            default = "[]"
+        case str():
+            default = f'"{known.default}"' if known.default else ""
+        case _:
+            default = str(known.default)
+    options, least, most = (known.metadata[each] for each in ("options", "least", "most"))
+    bounds = "" if least is None else f"{least:g} to {most if isinstance(most, int) else format(most, 'g')}"
+    span = " ".join(f"`{option}`" for option in options) if options else bounds
+    return [f"`{name}`", f"`{default}`" if default else "", span, "live" if name in LIVE_KEYS else ""]
+
+
+def test_the_document_has_every_key_with_its_default_its_range_and_when_it_counts() -> None:
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line.startswith("| `")
+    ]
+    assert [row[:4] for row in rows] == [documented_row(name) for name in KEYS]
+    assert all(row[4] for row in rows)
+
+
+def test_the_configuration_that_the_document_shows_is_one(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", DOCUMENT, re.DOTALL | re.MULTILINE)
+    assert load(write(tmp_path, text), {}, {}).limits.per_uid == 16

@@ -182,12 +182,13 @@ async def test_without_keys_all_network_clients_are_one(tmp_path: Path) -> None:
         assert await sessions_of(await connect(wire), LOCAL) == []
 
 
-@pytest.mark.parametrize(("op", "members"), [("shutdown", {}), ("cancel", {"rid": "r1"})])
+@pytest.mark.parametrize(("op", "members"), [("shutdown", {}), ("reload", {}), ("cancel", {"rid": "r1"})])
 async def test_a_network_client_is_never_an_admin(tmp_path: Path, op: str, members: dict[str, Any]) -> None:
     async with listening(tmp_path) as (wire, port):
         answer = await (await port.connect()).ask("POST", f"/eqp/{op}", members, headers=LOCAL)
         assert (answer.status, answer.lines[0]["error"]["code"]) == (403, "forbidden")
-        assert wire.shutdowns == []
+        assert not wire.shutdowns
+        assert not wire.reloads
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

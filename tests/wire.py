@@ -157,6 +157,7 @@ class Wire:
     inference: Inference
     server: SocketServer
     shutdowns: list[float | None]
+    reloads: list[str]
     clients: list[WireClient]
 
     async def connect(self, *, limit: int = 4 << 20) -> WireClient:
@@ -184,13 +185,21 @@ async def serve(
     inference = inference or fake_inference()
     shutdowns: list[float | None] = []
     sessions = sessions or Sessions(inference, SessionStore(None), random_bits=secrets.randbits)
-    server = SocketServer(inference, sessions, limits=limits, on_shutdown=shutdowns.append, access=access)
+    reloads: list[str] = []
+
+    def reload(who: str) -> dict[str, Any]:
+        reloads.append(who)
+        return {"changed": ["limits.queue"], "restart": []}
+
+    server = SocketServer(
+        inference, sessions, limits=limits, on_shutdown=shutdowns.append, on_reload=reload, access=access
+    )
     await sessions.load()
     await server.start(bind_socket(folder / "s.sock"))
     loading = asyncio.create_task(inference.start())
     if is_loaded:
         await loading
-    wire = Wire(folder / "s.sock", inference, server, shutdowns, [])
+    wire = Wire(folder / "s.sock", inference, server, shutdowns, reloads, [])
     try:
         yield wire
     finally:

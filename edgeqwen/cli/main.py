@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "import": "edgeqwen.cli.importing",
     "models": "edgeqwen.cli.models",
     "pull": "edgeqwen.cli.pull",
+    "reload": "edgeqwen.cli.reload",
     "serve": "edgeqwen.cli.serve",
     "sessions": "edgeqwen.cli.sessions",
     "stats": "edgeqwen.cli.stats",

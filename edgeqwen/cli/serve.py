@@ -56,7 +56,7 @@ BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 )
 def command(*, config_path: Path | None, **flags: Any) -> int:
     """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
-    from edgeqwen.config import load
+    from edgeqwen.config import ConfigSources
 
     names = {
         "package": "model.package",
@@ -71,7 +71,9 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
         "state_dir": "service.state_dir",
         "cache_dir": "service.cache_dir",
     }
-    config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
+    given = {names[flag]: value for flag, value in flags.items()}
+    sources = ConfigSources(config_path, dict(os.environ), given)
+    config = sources.read()
     checked_processor()
     if not os.environ.get(BLAS_VARIABLE):
         os.environ[BLAS_VARIABLE] = "1"
@@ -83,6 +85,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     return run(
         DaemonOptions(
             config=config,
+            sources=sources,
             package_path=resolve_model(config.model.package, models_folder()),
             socket_path=socket_to_listen_on(config.socket.path),
             threads=threads,

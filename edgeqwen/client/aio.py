@@ -171,6 +171,9 @@ class AsyncClient:
     async def shutdown(self, *, drain_s: float | None = None) -> dict[str, Any]:
         return await self.request("shutdown", drain_s=drain_s)
 
+    async def reload(self) -> dict[str, Any]:
+        return await self.request("reload")
+
     async def cancel_rid(self, rid: str) -> bool:
         return bool((await self.request("cancel", rid=rid))["cancelled"])
 

@@ -189,6 +189,10 @@ class Client:
         """Have it finish what runs, and stop."""
         return self.request("shutdown", drain_s=drain_s)
 
+    def reload(self) -> dict[str, Any]:
+        """Have it read its configuration again: which keys `changed`, and which need a `restart`."""
+        return self.request("reload")
+
     def cancel_rid(self, rid: str) -> bool:
         """End a request of any connection of this user; False if it had ended."""
         return bool(self.request("cancel", rid=rid)["cancelled"])

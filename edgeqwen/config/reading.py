@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ class ConfigSources:
         """As the file is now. Raises `ConfigInvalid` for one that can be read only once too, such as a pipe: it would
         seem to be empty now, and everything in it to be gone.
         """
-        if self.path is not None and self.path.exists() and not self.path.is_file():
+        if self.path is not None and _is_special(self.path):
             raise ConfigInvalid(f"{self.path}: is not a regular file, so it cannot be read again")
         return self.read()
 
@@ -62,6 +63,14 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Valu
     default = Config()
     tables = {name: dataclasses.replace(getattr(default, name), **values) for name, values in chosen.items()}
     return dataclasses.replace(default, **tables)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something else than a file; where nothing can be found out, reading says what is wrong."""
+    try:
+        return not stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
 
 
 def _from_file(path: Path) -> Iterator[_Setting]:

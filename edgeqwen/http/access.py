@@ -58,6 +58,11 @@ class ApiKeys:
                 raise ConfigInvalid(f"{name}: {message}")
         return cls(keys)
 
+    @property
+    def owners(self) -> frozenset[str]:
+        """All whose keys there are; who compares them compares the keys."""
+        return frozenset(self._owners.values())
+
     def owner_of(self, key: str) -> str | None:
         """Whose key it is, None if it is none. The time that it takes says nothing of the keys there are."""
         given = _digest(key)
@@ -81,3 +86,7 @@ class HttpAccess:
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
     allowed_origins: frozenset[str] = field(default_factory=frozenset)
     keys: ApiKeys | None = None
+
+    def knows(self, owner: str) -> bool:
+        """Whether a network client may be this owner now."""
+        return owner == NETWORK_OWNER if self.keys is None else owner in self.keys.owners

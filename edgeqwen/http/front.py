@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from edgeqwen.engine.inference import Inference
@@ -21,7 +22,7 @@ from edgeqwen.http.operations import LineOperations, refusal
 from edgeqwen.http.replies import error_response, json_response
 from edgeqwen.http.routes import Answer, Route, Routes
 from edgeqwen.http.seam import Operations
-from edgeqwen.http.session import HttpServer, HttpSession, handler_of
+from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession, handler_of
 from edgeqwen.http.sources import KeyRefused, Sources
 from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.http.tokens import Tokens
@@ -48,13 +49,27 @@ class HttpFront:
         sessions: Sessions,
         access: HttpAccess | None = None,
     ) -> None:
+        self._inference = inference
         self._operations = operations
-        self._limits = limits
+        self._sessions = sessions
         self._sources = Sources(access or HttpAccess())
-        self.routes = self._make_routes(inference, sessions)
+        self._owners: dict[HttpHandler, str] = {}  # whose request is being answered on a connection of the network
+        self.set_limits(limits)
 
-    def _make_routes(self, inference: Inference, sessions: Sessions) -> Routes:
-        limits = self._limits
+    def set_limits(self, limits: WireLimits) -> None:
+        """For requests that come from now on; each keeps those that it began with."""
+        self._limits = limits
+        self.routes = self._make_routes(limits)
+
+    def set_access(self, access: HttpAccess) -> None:
+        """For requests that come from now on. What runs for a key that is gone is cut off: a batch may run for ever."""
+        self._sources.access = access
+        for handler, owner in tuple(self._owners.items()):
+            if not access.knows(owner) and handler.transport is not None:
+                handler.transport.abort()
+
+    def _make_routes(self, limits: WireLimits) -> Routes:
+        inference, sessions = self._inference, self._sessions
         generations = Generations(inference, sessions, remember=self._operations.remember)
         texts = TokenTexts(inference)
         tokens, models = Tokens(inference, limits), Models(inference)
@@ -97,7 +112,8 @@ class HttpFront:
             asker = self._sources.check(request, peer)
             if self._sources.is_preflight(request):
                 return self._sources.preflight(request)
-            return await self._answer(request, asker)
+            with self._noted(request, asker):
+                return await self._answer(request, asker)
         except EdgeqwenError as exc:
             response = self.routes.refuse(request.path, exc, status=401 if isinstance(exc, KeyRefused) else None)
             if isinstance(exc, KeyRefused):
@@ -105,6 +121,17 @@ class HttpFront:
             if exc.code in CLOSING:
                 response.force_close()
             return response
+
+    @contextlib.contextmanager
+    def _noted(self, request: web.BaseRequest, asker: Peer) -> Iterator[None]:
+        """While it is answered, it is known whose a request of the network is."""
+        handler = handler_of(request)
+        if asker.is_remote:
+            self._owners[handler] = asker.owner
+        try:
+            yield
+        finally:
+            self._owners.pop(handler, None)
 
     async def _answer(self, request: web.BaseRequest, peer: Peer) -> web.StreamResponse:
         routes, rest = self.routes.find(request.path)

@@ -33,10 +33,10 @@ class KeyRefused(EdgeqwenError):
 
 
 class Sources:
-    """Checks requests."""
+    """Checks requests. `access` may be replaced; what it says counts for the next one."""
 
     def __init__(self, access: HttpAccess) -> None:
-        self._access = access
+        self.access = access
 
     def check(self, request: web.BaseRequest, peer: Peer) -> Peer:
         """Who asks: `peer`, or who a key says. Raises `forbidden`, `KeyRefused`.
@@ -44,33 +44,33 @@ class Sources:
         Programs send neither `Origin` nor `Sec-Fetch-Site`; Node sends other `Sec-Fetch-*` headers, which say nothing.
         """
         host = _host_name(request)
-        if peer.is_remote and host not in LOOPBACK | self._access.allowed_hosts:
+        if peer.is_remote and host not in LOOPBACK | self.access.allowed_hosts:
             message = "this Host is not one that the daemon is known by; http.allowed_hosts names those that are"
             raise EdgeqwenError(message, code="forbidden", field="Host")
         self._check_origin(request, host)
-        if not peer.is_remote or self.is_preflight(request) or self._access.keys is None:
+        if not peer.is_remote or self.is_preflight(request) or self.access.keys is None:
             return peer
         return self._owner_of_key(request, peer)
 
     def _check_origin(self, request: web.BaseRequest, host: str | None) -> None:
         origin = request.headers.get("Origin")
-        if origin is not None and origin.lower() in self._access.allowed_origins:
+        if origin is not None and origin.lower() in self.access.allowed_origins:
             allowed = {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
             handler_of(request).common_headers = {**SERVER, **allowed}
             return
         if request.headers.get("Sec-Fetch-Site") in {"cross-site", "same-site"}:
             raise EdgeqwenError("requests from other sites are refused", code="forbidden", field="Sec-Fetch-Site")
-        is_own = host in LOOPBACK | self._access.allowed_hosts and origin == f"http://{request.headers.get('Host')}"
+        is_own = host in LOOPBACK | self.access.allowed_hosts and origin == f"http://{request.headers.get('Host')}"
         if origin is not None and not is_own:
             raise EdgeqwenError("requests from this origin are refused", code="forbidden", field="Origin")
 
     def _owner_of_key(self, request: web.BaseRequest, peer: Peer) -> Peer:
-        assert self._access.keys is not None
+        assert self.access.keys is not None
         if request.path in WITHOUT_KEY:
             return peer
         kind, _, bearer = request.headers.get("Authorization", "").partition(" ")
         key = bearer.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
-        owner = self._access.keys.owner_of(key)
+        owner = self.access.keys.owner_of(key)
         if owner is None:
             raise KeyRefused("a key is needed, as Authorization: Bearer or x-api-key", field="Authorization")
         return Peer(peer.uid, owner, is_admin=False, is_remote=True)

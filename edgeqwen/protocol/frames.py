@@ -81,10 +81,16 @@ class FrameDecoder:
 
     def __init__(self, *, max_line: int = 1 << 20) -> None:
         self._max_line = max_line
+        self._next_max_line = max_line
         self._buffer = bytearray()
         self._searched = 0  # no LF stands before this offset of the buffer
         self._is_eof = False
         self.num_lines = 0
+
+    def set_max_line(self, max_line: int) -> None:
+        """Let lines be so long. One that has begun may still be as long as it might have been."""
+        self._next_max_line = max_line
+        self._max_line = max(self._max_line, max_line) if self.is_partial else max_line
 
     def feed(self, data: bytes) -> None:
         assert not self._is_eof, "bytes after the end of input"
@@ -129,6 +135,7 @@ class FrameDecoder:
         self._searched = 0
         if len(line) - line.endswith(b"\r") > self._max_line:
             raise self._too_large()
+        self._max_line = self._next_max_line
         return line
 
     def _too_large(self) -> EdgeqwenError:

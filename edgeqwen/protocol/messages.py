@@ -58,6 +58,10 @@ class Shutdown(Operation, frozen=True, kw_only=True):
     drain_s: float | None = None
 
 
+class Reload(Operation, frozen=True, kw_only=True):
+    """Read the configuration again."""
+
+
 class Tokenize(LaterOperation, frozen=True, kw_only=True):
     """Text to token ids; with `special` the texts of added tokens become their ids."""
 
@@ -147,6 +151,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "stats": Stats,
     "cancel": Cancel,
     "shutdown": Shutdown,
+    "reload": Reload,
     "tokenize": Tokenize,
     "detokenize": Detokenize,
     "chat": Chat,

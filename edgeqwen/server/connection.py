@@ -180,6 +180,12 @@ class Connection(asyncio.Protocol):
         self._is_over = True
         self._transport.abort()
 
+    def set_limits(self, limits: WireLimits) -> None:
+        """For lines that begin from now on; one that speaks HTTP asks its front."""
+        self._limits = limits
+        if self._lines is not None:
+            self._lines.set_limits(limits)
+
     def close_if_idle(self) -> None:
         if self.is_idle:
             self.close()

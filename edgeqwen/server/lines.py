@@ -106,6 +106,11 @@ class LineSession:
         """Whether no line is taken now, so that nothing should be read either."""
         return self._held is not None or self._is_flooded()
 
+    def set_limits(self, limits: WireLimits) -> None:
+        """For lines that begin from now on."""
+        self._limits = limits
+        self._decoder.set_max_line(limits.line_bytes)
+
     def feed(self, data: bytes) -> None:
         self._decoder.feed(data)
 

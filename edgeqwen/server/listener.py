@@ -17,7 +17,7 @@ from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
 from edgeqwen.server.network import NetworkConnection
-from edgeqwen.server.operations import Operations
+from edgeqwen.server.operations import OnReload, Operations
 from edgeqwen.server.statistics import Statistics
 from edgeqwen.sessions.sessions import Sessions
 
@@ -31,9 +31,9 @@ KEPT_FOR_ADMIN: Final = 1
 class SocketServer:
     """Serves `eqp/1` and HTTP on bound sockets, for one engine and the sessions on it.
 
-    `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end; it must
-    return at once. `threads` is what `stats` says of the threads that compute, `access` who may use HTTP. `close` waits
-    until the connections are gone.
+    `start` may be called for several sockets. `on_shutdown(drain_s)` is called when an admin asks for the end,
+    `on_reload(who)` when one has the configuration read again; both must return at once. `threads` is what `stats` says
+    of the threads that compute, `access` who may use HTTP. `close` waits until the connections are gone.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class SocketServer:
         *,
         limits: WireLimits | None = None,
         on_shutdown: Callable[[float | None], None],
+        on_reload: OnReload,
         threads: Mapping[str, Any] | None = None,
         access: HttpAccess | None = None,
     ) -> None:
@@ -55,6 +56,7 @@ class SocketServer:
             limits=self.limits,
             statistics=Statistics(inference, sessions, num_connections=self._count_connections, threads=threads or {}),
             on_shutdown=on_shutdown,
+            on_reload=on_reload,
         )
         self._connections: set[Connection] = set()
         self._per_uid: Counter[int] = Counter()
@@ -89,6 +91,21 @@ class SocketServer:
         """Accept connections of a listening TCP socket, which from now on belongs to the server; they speak HTTP."""
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(lambda: NetworkConnection(self), sock=sock, backlog=BACKLOG))
+
+    def set_limits(self, limits: WireLimits) -> None:
+        """For what begins from now on, on connections that there are as well. None of them is closed, however many."""
+        self.limits = limits
+        self.operations.set_limits(limits)
+        for connection in self._connections:
+            connection.set_limits(limits)
+        if self._http is not None:
+            self._http.set_limits(limits)
+
+    def set_access(self, access: HttpAccess) -> None:
+        """For HTTP requests that come from now on; those that run for a key that is gone are cut off."""
+        self._access = access
+        if self._http is not None:
+            self._http.set_access(access)
 
     def stop_accepting(self) -> None:
         """Refuse new connections and close those that owe nothing; work in flight goes on."""

@@ -64,11 +64,16 @@ def parse_address(text: str) -> NetworkAddress:
     return NetworkAddress(address, int(match["port"]))
 
 
-def bind_network(address: NetworkAddress, *, has_keys: bool) -> socket.socket:
-    """A listening socket. Raises `ConfigInvalid`, also for an address that others reach while nobody needs a key."""
+def check_keys(address: NetworkAddress, *, has_keys: bool) -> None:
+    """Raise `ConfigInvalid` for an address that other machines reach while nobody needs a key."""
     if not address.host.is_loopback and not has_keys:
         message = "other machines reach this address: name the keys that they need in http.api_key_file"
         raise ConfigInvalid(f"http.listen: {address}: {message}")
+
+
+def bind_network(address: NetworkAddress, *, has_keys: bool) -> socket.socket:
+    """A listening socket. Raises `ConfigInvalid`, also what `check_keys` raises."""
+    check_keys(address, has_keys=has_keys)
     family = socket.AF_INET6 if address.host.version == 6 else socket.AF_INET
     sock: socket.socket | None = None
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import edgeqwen
 from edgeqwen.engine.inference import Inference
@@ -20,6 +20,7 @@ from edgeqwen.protocol.messages import (
     Health,
     Hello,
     Ready,
+    Reload,
     RequestId,
     Shutdown,
     Stats,
@@ -38,6 +39,9 @@ from edgeqwen.sessions.sessions import Sessions
 FEATURES: Final = ("batch", "embed", "http", "response_format", "session", "think_budget", "tools")
 """What there is beside plain generation."""
 
+OnReload: TypeAlias = Callable[[str], dict[str, Any]]
+"""Reads the configuration again for whom it is told of; gives the members of the answer. Raises `EdgeqwenError`."""
+
 NUM_REMEMBERED: Final = 1024
 MAX_CHOICES: Final = 8
 """More are refused at submission; an answer is made before that and must not cost what was asked for."""
@@ -45,7 +49,7 @@ MAX_CHOICES: Final = 8
 
 class Operations:
     """Serves the operations. `statistics` answers `stats`; `on_shutdown(drain_s)` begins the end (None: within the
-    daemon's own time).
+    daemon's own time); `on_reload(who)` reads the configuration again.
     """
 
     def __init__(
@@ -56,13 +60,19 @@ class Operations:
         limits: WireLimits,
         statistics: Statistics,
         on_shutdown: Callable[[float | None], None],
+        on_reload: OnReload,
     ) -> None:
         self._inference = inference
         self._sessions = sessions
         self._limits = limits
         self._statistics = statistics
         self._on_shutdown = on_shutdown
+        self.on_reload = on_reload
         self._owners: OrderedDict[str, str] = OrderedDict()  # rid to owner, of the last ones
+
+    def set_limits(self, limits: WireLimits) -> None:
+        """For requests that come from now on."""
+        self._limits = limits
 
     def start(self, message: Generation, peer: Peer, *, emit: Emit, is_writable: Callable[[], bool]) -> Work:
         """Make the work of a generation, not yet started. Raises `BadRequest`."""
@@ -105,6 +115,8 @@ class Operations:
                 return {"cancelled": self._cancel(message, peer, cancel_id)}
             case Shutdown():
                 return self._shutdown(message, peer)
+            case Reload():
+                return self._reload(peer)
         raise AssertionError(f"{type(message).__name__} is not answered at once")
 
     async def answer_later(self, message: LaterOperation, peer: Peer) -> dict[str, Any]:
@@ -176,12 +188,19 @@ class Operations:
         return 0
 
     def _shutdown(self, message: Shutdown, peer: Peer) -> dict[str, Any]:
-        if not peer.is_admin:
-            raise EdgeqwenError(
-                "only root, the daemon's own user and group edgeqwen-admin may stop it", code="forbidden"
-            )
+        _check_admin(peer, "stop it")
         if message.drain_s is not None and not 0 <= message.drain_s <= 86_400:
             raise BadRequest("drain_s must be from 0 to 86400", field="drain_s")
         stats = self._inference.stats()
         self._on_shutdown(message.drain_s)
         return {"draining": stats.running + stats.queued}
+
+    def _reload(self, peer: Peer) -> dict[str, Any]:
+        _check_admin(peer, "have its configuration read again")
+        return self.on_reload(f"uid {peer.uid}")
+
+
+def _check_admin(peer: Peer, what: str) -> None:
+    if not peer.is_admin:
+        message = f"only root, the daemon's own user and group edgeqwen-admin may {what}"
+        raise EdgeqwenError(message, code="forbidden")

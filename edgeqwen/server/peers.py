@@ -52,6 +52,11 @@ def admin_gid() -> int | None:
         return None
 
 
+def forget_admin_group() -> None:
+    """Have it looked up again: it may have been made meanwhile."""
+    admin_gid.cache_clear()
+
+
 def _is_in_admin_group(sock: socket.socket, gid: int) -> bool:
     """Whether a peer with primary group `gid` was in the group when it connected."""
     wanted = admin_gid()

@@ -58,14 +58,24 @@ class Sessions:
         default_max_tokens: int = 2048,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.limits = limits or SessionLimits()
+        limits = limits or SessionLimits()
         self._inference = inference
         self._store = store
-        self._table = SessionTable(per_owner=self.limits.per_owner, random_bits=random_bits)
+        self._table = SessionTable(per_owner=limits.per_owner, random_bits=random_bits)
         self._tokens = SessionTokens(inference)
         self._keeper = Keeper(self._table, store, clock=clock, on_forgotten=self._tokens.forget)
+        self.set_limits(limits, default_max_tokens=default_max_tokens)
+
+    def set_limits(self, limits: SessionLimits, *, default_max_tokens: int) -> None:
+        """For sessions and turns that begin from now on, with the limits that the engine has now. Sessions that there
+        are stay, however many, and keep their time to live.
+        """
+        self.limits = limits
+        self._table.per_owner = limits.per_owner
         self._rules = TurnRules(
-            default_max_tokens=default_max_tokens, ttl_s=self.limits.ttl_s, max_messages=inference.limits.messages
+            default_max_tokens=default_max_tokens,
+            ttl_s=limits.ttl_s,
+            max_messages=self._inference.limits.messages,
         )
 
     @property
