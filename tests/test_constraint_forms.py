@@ -255,6 +255,35 @@ def test_a_form_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(compiled) == 2
 
 
+def test_what_was_compiled_before_waits_for_no_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    real = compiling._compile
+
+    def slow(wanted: Form, *given: Any) -> Constraint:
+        if getattr(wanted.format, "text", "") == "slow":
+            release.wait(30)
+        return real(wanted, *given)
+
+    monkeypatch.setattr(compiling, "_compile", slow)
+    monkeypatch.setattr(compiling, "MAX_COMPILE_S", 30.0)
+    slow_form, known_form = (form(response_format={"type": "regex", "regex": text}) for text in ("slow", "known"))
+    assert slow_form is not None
+    assert known_form is not None
+
+    async def run() -> None:
+        compiler = Compiler(byte_level(), ())
+        known = await compiler.compile(known_form)
+        waiting = asyncio.create_task(compiler.compile(slow_form))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            assert await compiler.compile(known_form) is known
+        assert not waiting.done()
+        release.set()
+        await waiting
+
+    asyncio.run(run())
+
+
 def test_what_takes_too_long_is_refused_and_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     real = compiling._compile

@@ -1,10 +1,10 @@
 """Forms to constraints, beside the event loop and within bounds.
 
-A grammar is compiled on a thread of its own, one grammar at a time; nothing but those who wait for a grammar waits for
-it. One that takes longer than `MAX_COMPILE_S` is refused, and its thread left to end by itself, since nothing ends it
-from outside; when several such threads are still at work, no further grammar is begun. llguidance's own limits bound
-what a compilation and each step later may take. It follows rules by recursion, tens of thousands of which fit into the
-text that is read, so the thread has a large stack (of addresses; memory only as far as it is used).
+A grammar is compiled on a thread of its own, one grammar at a time; nothing but those who wait for a new grammar waits
+for it. One that takes longer than `MAX_COMPILE_S` is refused, and its thread left to end by itself, since nothing ends
+it from outside; when several such threads are still at work, no further grammar is begun. llguidance's own limits
+bound what a compilation and each step later may take. It follows rules by recursion, tens of thousands of which fit
+into the text that is read, so the thread has a large stack (of addresses; memory only as far as it is used).
 
 Constraints are kept for the next request with the same form, the latest ones, as long as they took little time
 together: what took long to compile is large.
@@ -72,13 +72,22 @@ class Compiler:
         `EdgeqwenError` (`busy`) while earlier grammars are still being given up.
         """
         grammar = grammar_of(form, self._tokenizer)
+        if (constraint := self._recall(grammar)) is not None:
+            return constraint
         async with self._lock:
-            if (kept := self._kept.get(grammar)) is not None:
-                self._kept.move_to_end(grammar)
-                return kept.constraint
+            if (constraint := self._recall(grammar)) is not None:
+                return constraint
             compiled = await self._compile_new(form, grammar)
             self._keep(grammar, compiled)
             return compiled.constraint
+
+    def _recall(self, grammar: str) -> Constraint | None:
+        """What was compiled before; who asks for that waits for nobody's grammar."""
+        kept = self._kept.get(grammar)
+        if kept is None:
+            return None
+        self._kept.move_to_end(grammar)
+        return kept.constraint
 
     async def _compile_new(self, form: Form, grammar: str) -> _Compiled:
         self._stuck = [thread for thread in self._stuck if thread.is_alive()]
