@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -16,7 +17,9 @@ import pytest
 
 from edgeqwen.errors import ConfigInvalid
 from edgeqwen.protocol.address import MAX_PATH_BYTES
+from edgeqwen.server import binding
 from edgeqwen.server.binding import BoundSocket, adopt_socket, bind_socket
+from edgeqwen.server.lock_file import LockFile
 
 HOLD = """
 import sys, time
@@ -51,6 +54,12 @@ def fault_of(path: Path) -> ConfigInvalid:
 def can_connect(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as sock:
         return sock.connect_ex(str(path)) == 0
+
+
+def current_umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
 
 
 def mode_of(path: Path) -> int:
@@ -111,19 +120,13 @@ def test_at_no_moment_is_a_socket_wider_than_0660(folder: Path) -> None:
     assert not any(mode & ~0o660 for mode in widest)
 
 
-def test_last_folder_is_made_private(folder: Path) -> None:
-    bound = bind_socket(folder / "run" / "s.sock")
-    assert mode_of(folder / "run") & ~0o750 == 0
-    bound.close()
-
-
 def test_a_missing_parent_is_named(folder: Path) -> None:
     assert str(folder / "a") in fault_of(folder / "a" / "b" / "s.sock").message
 
 
 def test_close_removes_the_socket_and_keeps_the_lock_file(folder: Path) -> None:
     bind_socket(folder / "s.sock").close()
-    assert [path.name for path in folder.iterdir()] == ["s.sock.lock"]
+    assert list(folder.iterdir()) == []
 
 
 def test_close_leaves_a_socket_that_is_not_ours(folder: Path) -> None:
@@ -192,6 +195,60 @@ def test_regular_file_symlink_and_folder_are_refused(folder: Path) -> None:
         assert "not a socket" in fault_of(folder / name).message
     assert (folder / "file").read_text() == "precious"
     assert (folder / "link").is_symlink()
+
+
+def test_refusal_leaves_nothing_behind(folder: Path, bound: BoundSocket) -> None:
+    (folder / "file").write_text("precious")
+    (folder / "dir").mkdir()
+    before = sorted(folder.iterdir())
+    for name in ("file", "dir", "s.sock", "missing/s.sock", "file/s.sock"):
+        fault_of(folder / name)
+        assert sorted(folder.iterdir()) == before
+
+
+def test_missing_folder_is_named_with_the_command_that_makes_it(folder: Path) -> None:
+    assert f"mkdir -m 700 {folder}/new" in fault_of(folder / "new" / "s.sock").message
+    assert f"mkdir -p -m 700 '{folder}/a b/c'" in fault_of(folder / "a b" / "c" / "s.sock").message
+
+
+def test_systems_own_folder_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding, "MADE_FOLDER", str(folder / "run"))
+    bind_socket(folder / "run" / "s.sock").close()
+    assert mode_of(folder / "run") == 0o750 & ~current_umask()
+
+
+def test_lock_file_left_by_a_killed_daemon_is_used_and_removed(folder: Path) -> None:
+    (folder / "s.sock.lock").touch()
+    bind_socket(folder / "s.sock").close()
+    assert list(folder.iterdir()) == []
+
+
+def test_file_of_somebody_in_the_lock_files_place_stays(folder: Path) -> None:
+    (folder / "s.sock.lock").write_text("precious")
+    bind_socket(folder / "s.sock").close()
+    assert (folder / "s.sock.lock").read_text() == "precious"
+
+
+def test_lock_of_a_file_that_has_been_removed_does_not_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first holder ends between another's open and its flock: the other has to lock the file that is there then."""
+    folder_fd = os.open(folder, os.O_RDONLY)
+    first = LockFile.acquire(str(folder / "lock"), folder_fd=folder_fd)
+    assert first is not None
+    flock, holders = fcntl.flock, [first]
+
+    def end_first(fd: int, how: int) -> None:
+        if holders:
+            holders.pop().release()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", end_first)
+    second = LockFile.acquire(str(folder / "lock"), folder_fd=folder_fd)
+    assert second is not None
+    assert os.fstat(second.fd).st_ino == (folder / "lock").stat().st_ino
+    assert LockFile.acquire(str(folder / "lock"), folder_fd=folder_fd) is None
+    second.release()
+    assert not (folder / "lock").exists()
+    os.close(folder_fd)
 
 
 def test_lock_file_that_is_a_symlink_is_refused(folder: Path) -> None:

@@ -1,9 +1,10 @@
 """Binding a Unix socket so that nobody else can stand in its place, and two daemons cannot share it.
 
 The folder is opened component by component, so that it cannot be swapped while it is checked; all further names are
-relative to it. A lock file beside the socket is held for life (flock(2), so a killed daemon leaves none) and only its
-holder touches the path. The socket is bound under a temporary name, gets its mode and group there, listens, and is then
-renamed over the path: at no moment is there a socket that is too open or that refuses connections.
+relative to it. What is in the place is looked at before anything is made there, and once more by the holder of the lock
+file beside it (`lock_file`), who alone touches the path and holds it for life. The socket is bound under a temporary
+name, gets its mode and group there, listens, and is then renamed over the path: at no moment is there a socket that is
+too open or that refuses connections.
 
 On Linux a bound socket's mode is the mode of the descriptor's inode before bind, less the umask: fchmod comes first.
 """
@@ -12,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
+import shlex
 import socket
 import stat
 from collections.abc import Iterator
@@ -23,55 +24,62 @@ from pathlib import Path
 from typing import Final
 
 from edgeqwen.errors import ConfigInvalid
-from edgeqwen.protocol.address import check_length
+from edgeqwen.protocol.address import SYSTEM_SOCKET, check_length
+from edgeqwen.server.lock_file import LockFile
 
 BACKLOG: Final = 128
 DIRECTORY_MODE: Final = 0o750
+MADE_FOLDER: Final = str(SYSTEM_SOCKET.parent)
+"""The only folder that is made if it is missing: /run is empty after each boot. Any other may be a slip of the hand."""
+
 USER_MODE: Final = 0o600
 GROUP_MODE: Final = 0o660
 
 
 @dataclass(frozen=True, slots=True)
 class BoundSocket:
-    """A listening socket. `lock_fd` and `inode` are set for one that we bound ourselves and hence remove at the end."""
+    """A listening socket. `lock` and `inode` are set for one that we bound ourselves and hence remove at the end."""
 
     sock: socket.socket
     path: str
-    lock_fd: int | None = None
+    lock: LockFile | None = None
     inode: int | None = None
 
     def close(self) -> None:
-        """Stop listening and remove the path if it is still ours. The lock file stays: removing it would be a race."""
+        """Stop listening and remove the path if it is still ours, then the lock file."""
         self.sock.close()
-        if self.lock_fd is None:
+        if self.lock is None:
             return
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(self.path).st_ino == self.inode:
                 os.unlink(self.path)
-        os.close(self.lock_fd)
+        self.lock.release()
 
 
 def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
     """Bind and listen on `path`: mode 0600, or 0660 and of group `group` (gid).
 
-    Creates the last folder of the path if it is missing. Raises `ConfigInvalid` in one line that says what to do: path
-    too long, folder not safe, something else in the place, a daemon that is already running.
+    Raises `ConfigInvalid` in one line that says what to do, and leaves nothing behind: path too long, folder missing or
+    not safe, something else in the place, a daemon that is already running.
     """
     full = os.path.abspath(path)
     check_length(full)
     folder, name = os.path.split(full)
     with _opened_folder(folder) as folder_fd:
-        lock_fd = _lock(folder_fd, name, full)
+        _check_place(folder_fd, name, full)
+        lock = LockFile.acquire(f"{full}.lock", folder_fd=folder_fd)
+        if lock is None:
+            raise _already_running(full)
         try:
             _check_place(folder_fd, name, full)
             sock, inode = _bind(folder_fd, name, group)
         except OSError as exc:
-            os.close(lock_fd)
+            lock.release()
             raise ConfigInvalid(f"{full}: cannot bind the socket: {exc.strerror}") from exc
         except BaseException:
-            os.close(lock_fd)
+            lock.release()
             raise
-    return BoundSocket(sock, full, lock_fd, inode)
+    return BoundSocket(sock, full, lock, inode)
 
 
 def adopt_socket(fd: int) -> BoundSocket:
@@ -96,7 +104,10 @@ def _opened_folder(folder: str) -> Iterator[int]:
     try:
         for depth, name in enumerate(names, 1):
             here = "/" + "/".join(names[:depth])
-            inner = _open_inside(fd, name, here, may_create=depth == len(names))
+            try:
+                inner = _open_inside(fd, name, here, may_create=here == MADE_FOLDER)
+            except FileNotFoundError as exc:
+                raise _no_folder(folder, is_deep=here != folder) from exc
             os.close(fd)
             fd = inner
         _check_folder(fd, folder)
@@ -117,8 +128,15 @@ def _open_inside(fd: int, name: str, here: str, *, may_create: bool) -> int:
         if status.st_uid != 0:
             raise ConfigInvalid(f"{here} is a symbolic link that is not root's; give the socket's real path")
         return os.open(name, flags, dir_fd=fd)
+    except FileNotFoundError:
+        raise
     except OSError as exc:
         raise ConfigInvalid(f"{here}: cannot use the folder of the socket: {exc.strerror}") from exc
+
+
+def _no_folder(folder: str, *, is_deep: bool) -> ConfigInvalid:
+    command = f"mkdir {'-p ' if is_deep else ''}-m 700 {shlex.quote(folder)}"
+    return ConfigInvalid(f"{folder}: no such folder; make it with `{command}`, or choose another socket path")
 
 
 def _check_folder(fd: int, folder: str) -> None:
@@ -127,20 +145,6 @@ def _check_folder(fd: int, folder: str) -> None:
         raise ConfigInvalid(f"{folder} belongs to uid {status.st_uid}; put the socket into a folder of your own")
     if status.st_mode & 0o022:
         raise ConfigInvalid(f"{folder} can be written by others; use a private folder (mode 0700) in it")
-
-
-def _lock(folder_fd: int, name: str, full: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        fd = os.open(f"{name}.lock", flags, 0o600, dir_fd=folder_fd)
-    except OSError as exc:
-        raise ConfigInvalid(f"{full}.lock: cannot open the lock file: {exc.strerror}") from exc
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        raise _already_running(full) from exc
-    return fd
 
 
 def _already_running(full: str) -> ConfigInvalid:
