@@ -59,7 +59,7 @@ func (e *Error) ExitCode() int {
 		return 75
 	case "forbidden":
 		return 77
-	case "bad_path":
+	case "bad_config", "bad_path":
 		return 78
 	}
 	return 70 // engine, and codes that there may be one day

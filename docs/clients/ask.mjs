@@ -21,7 +21,7 @@ const EXIT_CODES = new Map(Object.entries({
   74: ['slow_reader', 'cut_off', 'silent'],
   75: ['conflict', 'session_busy', 'busy', 'quota', 'loading', 'draining'],
   77: ['forbidden'],
-  78: ['bad_path'],
+  78: ['bad_config', 'bad_path'],
   130: ['stopped'],
 }).flatMap(([exitCode, codes]) => codes.map((code) => [code, Number(exitCode)])))
 

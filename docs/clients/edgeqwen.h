@@ -267,7 +267,7 @@ static int eq__exit_code(const char *code) {
         {"too_long", 65},    {"bad_request", 64},    {"unknown_op", 64},          {"unsupported_version", 64},
         {"not_found", 69},   {"duplicate_id", 64},   {"forbidden", 77},           {"conflict", 75},
         {"busy", 75},        {"session_busy", 75},   {"quota", 75},               {"loading", 75},
-        {"draining", 75},    {"slow_reader", 74},
+        {"draining", 75},    {"slow_reader", 74},    {"bad_config", 78},
     };
     size_t i;
     for (i = 0; i < sizeof table / sizeof *table; i++)

@@ -210,6 +210,7 @@ _eq_end() {
     slow_reader) number=74 ;;
     conflict | session_busy | busy | quota | loading | draining) number=75 ;;
     forbidden) number=77 ;;
+    bad_config) number=78 ;;
     *) number=70 ;;
     esac
     _eq_fail "$number" "$(_eq_member message "$error") ($code)"

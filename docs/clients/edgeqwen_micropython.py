@@ -26,7 +26,7 @@ _EXIT_CODES = {
     74: ("slow_reader", "cut_off"),
     75: ("conflict", "session_busy", "busy", "quota", "loading", "draining"),
     77: ("forbidden",),
-    78: ("bad_path",),
+    78: ("bad_config", "bad_path"),
 }
 
 
