@@ -383,3 +383,92 @@ async def test_blocks_whose_memory_is_needed_are_written_first_and_at_once(tmp_p
             assert [bytes(each or b"") for each in await rig.fetch(seed)] == [content(ids_of(seed), 0)]
     async with disk_in(tmp_path) as rig:
         assert all(rig.known(seed) for seed in range(10))
+
+
+async def test_a_smaller_budget_removes_the_longest_unused_and_a_larger_one_has_more_written(tmp_path: Path) -> None:
+    async with disk_in(tmp_path) as rig:
+        for seed in range(6):
+            (block,) = rig.put(seed)
+            rig.disk.pump()
+            await until(lambda: block.is_stored)  # noqa: B023 -- used at once
+        rig.disk.set_budget(max_bytes=3 * BLOCK_BYTES, daily_bytes=PLENTY)
+        await until(lambda: len(files_in(tmp_path)) == 3)
+        (late,) = rig.put(7)
+        rig.disk.pump()
+        await until(lambda: late.is_stored)
+        assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 3 * BLOCK_BYTES
+        rig.disk.set_budget(max_bytes=PLENTY, daily_bytes=PLENTY)
+        for seed in range(8, 14):
+            (block,) = rig.put(seed)
+            rig.disk.pump()
+            await until(lambda: block.is_stored)  # noqa: B023 -- used at once
+        assert len(files_in(tmp_path)) > 3
+
+
+async def test_with_no_budget_nothing_stays_and_nothing_is_written(tmp_path: Path) -> None:
+    device = Device(gate=threading.Event())
+    assert device.gate is not None
+    async with disk_in(tmp_path, device=device) as rig:
+        (block,) = rig.put(1)
+        rig.disk.pump()
+        await until(lambda: block.is_writing)
+        rig.disk.set_budget(max_bytes=0, daily_bytes=PLENTY)
+        device.gate.set()
+        await until(lambda: not block.is_writing)
+        rig.put(2)
+        rig.disk.pump()
+        await until(lambda: not files_in(tmp_path))
+        assert rig.known(1) == rig.known(2) == 1, "it is in memory still"
+    assert files_in(tmp_path) == []
+
+
+async def test_what_may_be_written_in_a_day_may_be_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_disk, "PAUSE_S", 0.05)
+    async with disk_in(tmp_path, daily_bytes=0) as rig:
+        rig.put(1)
+        rig.disk.pump()
+        await until(lambda: rig.store.disk_limit_bytes == 0)
+        rig.disk.set_budget(max_bytes=PLENTY, daily_bytes=PLENTY)
+        await until(lambda: rig.store.disk_limit_bytes == PLENTY)
+        (block,) = rig.put(2)
+        rig.disk.pump()
+        await until(lambda: block.is_stored)
+
+
+async def test_a_budget_that_shrinks_while_nothing_is_written_costs_no_more_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with disk_in(tmp_path) as rig:
+        for seed in range(4):
+            (block,) = rig.put(seed)
+            rig.disk.pump()
+            await until(lambda: block.is_stored)  # noqa: B023 -- used at once
+        rig.device.error = errno.ENOSPC
+        rig.put(5)
+        rig.disk.pump()
+        await until(lambda: rig.store.disk_limit_bytes == 0)
+        assert len(files_in(tmp_path)) == 4
+        rig.disk.set_budget(max_bytes=3 * BLOCK_BYTES, daily_bytes=PLENTY)
+        await until(lambda: len(files_in(tmp_path)) == 3)
+        assert rig.store.disk_limit_bytes == 0
+
+
+async def test_a_budget_that_comes_while_the_folder_is_opened_counts(tmp_path: Path) -> None:
+    async with disk_in(tmp_path) as rig:
+        for seed in range(6):
+            rig.put(seed)
+    assert len(files_in(tmp_path)) == 6
+    may_open = threading.Event()
+
+    def open_folder() -> BlockFolder:
+        assert may_open.wait(20)
+        return BlockFolder.open(tmp_path, fingerprint=FINGERPRINT, max_bytes=PLENTY, daily_bytes=PLENTY, today=int)
+
+    store = BlockStore(budget_bytes=PLENTY, token_bytes=TOKEN_BYTES, capacity=4096, disk_limit_bytes=PLENTY)
+    rig = Rig(store, open_folder)
+    rig.disk.begin()
+    await asyncio.sleep(0)
+    rig.disk.set_budget(max_bytes=2 * BLOCK_BYTES, daily_bytes=PLENTY)
+    may_open.set()
+    await until(lambda: len(files_in(tmp_path)) == 2)
+    await rig.disk.close()

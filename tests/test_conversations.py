@@ -329,6 +329,23 @@ async def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert talk.texts[2] == talk.texts[0]
 
 
+async def test_there_may_be_a_disk_from_now_on_and_none_again(tmp_path: Path) -> None:
+    async with running(SAYS) as rig:
+        talk = Talk(rig, "a")
+        await talk.turn()
+        await talk.settle()
+        rig.inference.set_kv(on_disk(tmp_path))
+        await talk.turn()
+        await talk.settle()
+        await until(lambda: len(files_in(tmp_path)) > 0)
+        rig.inference.set_kv(KvSettings(disk_bytes=0))
+        await until(lambda: not files_in(tmp_path))
+        done = await talk.turn()
+        assert done.usage.cached >= len(talk.settled), "memory has it still"
+        await talk.settle()
+    assert files_in(tmp_path) == []
+
+
 async def test_single_requests_leave_nothing_on_disk(tmp_path: Path) -> None:
     async with running(SAYS, kv=on_disk(tmp_path)) as rig:
         await rig.run(messages=FIRST, max_tokens=20)

@@ -87,8 +87,8 @@ class KvTable:
     context: int = _key(0, least=0, most=1_048_576)
     type: str = _key("auto", options=KV_TYPES)
     memory_mb: int = _key(0, least=0, most=1 << 24)
-    disk_mb: int = _key(2048, least=0, most=1 << 24)
-    daily_writes_mb: int = _key(8192, least=0, most=1 << 24)
+    disk_mb: int = _key(2048, live=True, least=0, most=1 << 24)
+    daily_writes_mb: int = _key(8192, live=True, least=0, most=1 << 24)
     settle: bool = _key(True, live=True)
     system_prompts: tuple[str, ...] = _key((), live=True)
 

@@ -45,6 +45,7 @@ class BlockDisk:
         self._open_folder = open_folder
         self._store = store
         self._limit_bytes = store.disk_limit_bytes
+        self._daily_bytes: int | None = None  # as the folder was opened with
         self._on_fetched = on_fetched
         self._on_change = on_change
         self._clock = clock
@@ -78,6 +79,7 @@ class BlockDisk:
 
     def _open(self) -> list[Found]:
         self._folder = self._open_folder()
+        self._limit_folder()
         return self._folder.scan()
 
     async def _add(self, found: Iterable[Found]) -> None:
@@ -105,6 +107,35 @@ class BlockDisk:
         name = block.name(self._folder.fingerprint)
         self._store.unstore(block)
         return name
+
+    # Another budget.
+
+    def set_budget(self, *, max_bytes: int, daily_bytes: int) -> None:
+        """Have at most so much on disk from now on, and write as much in a day. What is too much of it goes."""
+        self._limit_bytes, self._daily_bytes = max_bytes, daily_bytes
+        if self._is_ready and self._folder is None:
+            return  # there is no disk
+        if not max_bytes:
+            self._store.stop_writing()
+        elif self._clock() >= self._paused_until:
+            self._store.disk_limit_bytes = max_bytes
+        self._spawn(self._keep_budget())
+
+    async def _keep_budget(self) -> None:
+        await self._thread.run(self._limit_folder)
+        await self._trim()
+        self.pump()
+
+    def _limit_folder(self) -> None:
+        """On the disk thread."""
+        if self._folder is not None and self._daily_bytes is not None:
+            self._folder.set_budget(max_bytes=self._limit_bytes, daily_bytes=self._daily_bytes)
+
+    async def _trim(self) -> None:
+        """Remove what is more than there may be; the store's own limit is 0 while nothing is written, too."""
+        if self._is_ready and self._folder is not None:
+            surplus = self._store.surplus(self._store.disk_limit_bytes - self._limit_bytes)
+            await self._remove([self._drop(block) for block in surplus])
 
     # Reading.
 
@@ -172,6 +203,7 @@ class BlockDisk:
         if not self._store.written(block, is_stored=is_stored):
             assert self._folder is not None
             await self._remove([block.name(self._folder.fingerprint)])
+        await self._trim()  # the budget may have shrunk meanwhile
         self._is_writing = False
         self._on_change()
         self.pump()

@@ -48,6 +48,7 @@ class Engine:
         self._files = files
         self._admission = admission
         self._clock = clock
+        self._today = today
         self._retired = asyncio.Event()
         self._shared: dict[tuple[int, ...], str] = {}  # prompts that are kept for all, and the keys of their wishes
         self._shared_numbers = count()
@@ -60,7 +61,7 @@ class Engine:
             write_delay_s=kv.write_delay_s,
         )
         self._records = Records(self._scheduler, on_retired=self._retired.set)
-        self._disk = None if kv.folder is None else self._make_disk(kv, today)
+        self._disk = None if kv.folder is None else self._make_disk(kv)
         self._loop = StepLoop(
             runtime,
             thread,
@@ -71,7 +72,7 @@ class Engine:
             clock=clock,
         )
 
-    def _make_disk(self, kv: KvSettings, today: Callable[[], int]) -> BlockDisk:
+    def _make_disk(self, kv: KvSettings) -> BlockDisk:
         assert kv.folder is not None
         open_folder = partial(
             BlockFolder.open,
@@ -79,7 +80,7 @@ class Engine:
             fingerprint=self.spec.kv_fingerprint,
             max_bytes=kv.disk_bytes,
             daily_bytes=kv.daily_write_bytes,
-            today=today,
+            today=self._today,
         )
         return BlockDisk(
             open_folder,
@@ -88,6 +89,16 @@ class Engine:
             on_change=self._wake,
             clock=self._clock,
         )
+
+    def set_disk(self, kv: KvSettings) -> None:
+        """Have as much on disk as `kv` says now; without a folder that is nothing more."""
+        budget = {"max_bytes": kv.disk_bytes, "daily_bytes": kv.daily_write_bytes}
+        if self._disk is not None:
+            self._disk.set_budget(**budget)
+        elif kv.folder is not None:
+            self._store.disk_limit_bytes = kv.disk_bytes
+            self._disk = self._make_disk(kv)
+            self._disk.begin()
 
     def _wake(self) -> None:
         self._loop.wake()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from edgeqwen.engine.embeddings import EmbeddingInput, Embeddings
@@ -56,16 +57,10 @@ class Inference:
         self._kv = kv or KvSettings()
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
         self._text = TextThread(model)
-        make_engine = partial(
-            Engine,
-            files=model,
-            admission=self._admission,
-            kv=self._kv,
-            speculates=speculates,
-            clock=clock,
-            today=today,
+        self._make_engine = partial(
+            Engine, files=model, admission=self._admission, speculates=speculates, clock=clock, today=today
         )
-        self._life = EngineLife(runtime_factory, make_engine)
+        self._life = EngineLife(runtime_factory, lambda *parts: self._make_engine(*parts, kv=self._kv))
         self._intake = Intake(
             self._life,
             files=model,
@@ -89,11 +84,15 @@ class Inference:
         self._admission.set_limits(queue=limits.queue, per_owner=limits.per_owner)
 
     def set_kv(self, kv: KvSettings) -> None:
-        """Take over what of `kv` may change at work: `settles` and `system_prompts`."""
-        has_new_prompts = kv.system_prompts != self._kv.system_prompts
-        self._kv = replace(self._kv, settles=kv.settles, system_prompts=kv.system_prompts)
-        if has_new_prompts and self._engine is not None:
-            self._keeping = asyncio.create_task(self._keep_system_prompts(self._engine))
+        """Take over what of `kv` may change at work: all but the memory, which the model was loaded beside."""
+        before, self._kv = self._kv, replace(kv, memory_bytes=self._kv.memory_bytes)
+        engine = self._engine
+        if engine is None:
+            return
+        if _disk_of(kv) != _disk_of(before):
+            engine.set_disk(kv)
+        if kv.system_prompts != before.system_prompts:
+            self._keeping = asyncio.create_task(self._keep_system_prompts(engine))
 
     # The model.
 
@@ -248,3 +247,7 @@ class Inference:
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` would not have to be computed now."""
         return 0 if self._engine is None else self._engine.cached_tokens(owner, ids)
+
+
+def _disk_of(kv: KvSettings) -> tuple[Path | None, int, int]:
+    return kv.folder, kv.disk_bytes, kv.daily_write_bytes

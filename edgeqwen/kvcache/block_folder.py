@@ -113,6 +113,11 @@ class BlockFolder:
         for fd in self._fds:
             os.close(fd)
 
+    def set_budget(self, *, max_bytes: int, daily_bytes: int) -> None:
+        """Write no more than this from now on. What is too much already is for the caller to remove (`num_bytes`)."""
+        self.max_bytes = max_bytes
+        self._budget.daily_bytes = daily_bytes
+
     @property
     def num_bytes(self) -> int:
         """Bytes that the files of all blocks have together."""
