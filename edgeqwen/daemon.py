@@ -39,6 +39,8 @@ from edgeqwen.sessions.store import SessionStore
 
 SEED_BITS: Final = 63
 log = logging.getLogger(__name__)
+PACKAGE_LOG: Final = logging.getLogger("edgeqwen")
+"""Whose level all modules have."""
 
 
 class StopRequest:
@@ -86,6 +88,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     config = options.config
     stop = StopRequest(config.service.drain_s)
     hangup = Hangup(lambda: stop.on_signal(signal.SIGHUP))
+    PACKAGE_LOG.setLevel(config.service.log_level.upper())
     share_heaps()
     with _signals(stop, hangup):
         bound = bind_socket(options.socket_path, group=socket_group(config))
@@ -188,6 +191,7 @@ def _apply(settings: PartSettings, inference: Inference, server: SocketServer, s
     server.set_limits(settings.wire)
     server.set_access(settings.access)
     stop.drain_s = settings.drain_s
+    PACKAGE_LOG.setLevel(settings.log_level)
     forget_admin_group()
 
 

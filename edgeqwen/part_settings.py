@@ -34,6 +34,7 @@ class PartSettings:
     wire: WireLimits
     access: HttpAccess
     drain_s: float
+    log_level: str
 
 
 def part_settings(config: Config, cache_dir: Path) -> PartSettings:
@@ -46,6 +47,7 @@ def part_settings(config: Config, cache_dir: Path) -> PartSettings:
         sessions=SessionLimits(per_owner=config.sessions.per_uid, ttl_s=config.sessions.ttl_s),
         wire=wire_limits(config),
         drain_s=config.service.drain_s,
+        log_level=config.service.log_level.upper(),
     )
 
 

@@ -435,6 +435,23 @@ def test_the_environment_of_the_start_comes_before_the_file(tmp_path: Path) -> N
         assert limits_of(client)["queue"] == 7
 
 
+def test_the_log_may_say_less(tmp_path: Path) -> None:
+    with configured_daemon(tmp_path, "") as (daemon, path), daemon.client() as client:
+        wait_for_log(daemon, "INFO ready")
+        path.write_text("[service]\nlog_level = 'warning'\n")
+        assert client.reload()["changed"] == ["service.log_level"]
+        path.write_text("[service]\nlog_level = 'loud'\n")
+        with pytest.raises(EdgeqwenError, match=r"service\.log_level"):
+            client.reload()
+        wait_for_log(daemon, "WARNING reload failed")
+        path.write_text("[service]\nlog_level = 'error'\n")
+        assert client.reload()["changed"] == ["service.log_level"]
+        assert " reloaded " not in daemon.log
+        path.write_text("")
+        assert client.reload()["changed"] == ["service.log_level"]
+        wait_for_log(daemon, "INFO reloaded by=uid")
+
+
 def test_drain_time_may_be_another(tmp_path: Path) -> None:
     script = script_of("word " * 40, step_s=0.02, loop=True)
     with configured_daemon(tmp_path, "[service]\ndrain_s = 600\n", runtime=script) as (daemon, path):

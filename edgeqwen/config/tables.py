@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 MAX_DEFAULT_CONTEXT = 8192
 KV_TYPES = ("auto", "fp32", "int8")
+LOG_LEVELS = ("info", "warning", "error")
 
 Value: TypeAlias = int | float | str | bool | tuple[str, ...]
 
@@ -143,10 +144,12 @@ class EngineTable:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTable:
-    """`drain_s` is how long running answers may take to end after SIGTERM. `state_dir` keeps what was measured of this
-    machine, `cache_dir` what may be lost; empty means the default place of the user who runs.
+    """What is less than `log_level` is not logged. `drain_s` is how long running answers may take to end after SIGTERM.
+    `state_dir` keeps what was measured of this machine, `cache_dir` what may be lost; empty means the default place of
+    the user who runs.
     """
 
+    log_level: str = _key("info", live=True, options=LOG_LEVELS)
     drain_s: float = _key(10.0, live=True, least=0.0, most=3600.0)
     state_dir: str = _key("")
     cache_dir: str = _key("")
