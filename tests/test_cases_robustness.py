@@ -807,7 +807,7 @@ def on_terminal(*flags: str) -> str:
 def test_control_characters_of_an_answer_reach_a_pipe_and_no_terminal() -> None:
     with running_daemon(script_of(ESCAPES)) as daemon:
         at = ("--socket", str(daemon.socket_path))
-        assert run_command("ask", *at, "--session", "a", "x").stdout == ESCAPES.encode()
+        assert run_command("ask", *at, "--session", "a", "x").stdout == ESCAPES.encode() + b"\n"
         assert ESCAPES.encode() in run_command("sessions", "show", *at, "a").stdout
         for seen in (on_terminal("ask", *at, "x"), on_terminal("sessions", "show", *at, "a")):
             text = seen.replace("\r\n", "\n")

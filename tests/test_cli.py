@@ -26,6 +26,7 @@ from tests.daemons import DaemonProcess, run_command, running_daemon, script_of,
 from tests.models import all_logits, tiny_package, tiny_runtime
 
 BLANKS = "  lead x\n\t y  "
+OUTPUT = BLANKS.encode() + b"\n"
 THOUGHT = "<think>\nhm\n</think>\n\nanswer"
 
 
@@ -49,17 +50,36 @@ def one_line(err: bytes) -> str:
 
 def test_ask_prints_the_answer_byte_for_byte_and_nothing_else(daemon: DaemonProcess) -> None:
     result = ask(daemon, "hello")
-    assert (result.returncode, result.stdout, result.stderr) == (0, BLANKS.encode(), b"")
+    assert (result.returncode, result.stdout, result.stderr) == (0, OUTPUT, b"")
+
+
+@pytest.mark.parametrize(("answer", "output"), [("yes", b"yes\n"), ("yes\n", b"yes\n"), ("a\n\nb", b"a\n\nb\n")])
+def test_output_of_ask_is_whole_lines(answer: str, output: bytes) -> None:
+    with running_daemon(script_of(answer)) as daemon:
+        assert ask(daemon, "hello").stdout == output
+
+
+def test_answer_that_was_cut_is_told_on_stderr(daemon: DaemonProcess) -> None:
+    cut = ask(daemon, "--max-tokens", "2", "hello")
+    assert cut.returncode == 0
+    assert "cut at 2 tokens" in one_line(cut.stderr)
+    assert ask(daemon, "--json", "--max-tokens", "2", "hello").stderr == b""
+    chat = run_command("chat", "--socket", str(daemon.socket_path), "--max-tokens", "1", stdin=b"a\nb\n")
+    assert chat.returncode == 0
+    assert chat.stderr.decode().splitlines() == [
+        line for line in chat.stderr.decode().splitlines() if "at 1 token:" in line
+    ]
+    assert len(chat.stderr.splitlines()) == 2
 
 
 def test_ask_finds_the_socket_through_the_environment(daemon: DaemonProcess) -> None:
     result = run_command("ask", "hello", environ={"EDGEQWEN_SOCKET_PATH": str(daemon.socket_path)})
-    assert (result.returncode, result.stdout) == (0, BLANKS.encode())
+    assert (result.returncode, result.stdout) == (0, OUTPUT)
 
 
 def test_ask_verbose_adds_speeds_on_stderr(daemon: DaemonProcess) -> None:
     result = ask(daemon, "-v", "hello")
-    assert result.stdout == BLANKS.encode()
+    assert result.stdout == OUTPUT
     assert "ended: stop" in one_line(result.stderr)
 
 
@@ -109,7 +129,7 @@ class Piped(io.TextIOWrapper):
         ((), b"c\n", "c\n"),
         (("a",), b"c", "a\n\nc"),
         (("a",), b" \n", "a"),
-        ((), b"\xff", "�"),
+        (("é",), b"\xc3\xa9", "é\n\né"),
     ],
 )
 def test_prompt_is_read_from_both(
@@ -401,4 +421,4 @@ def test_two_asks_at_once_both_end(daemon: DaemonProcess) -> None:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert results == [BLANKS.encode()] * 2
+    assert results == [OUTPUT] * 2

@@ -52,8 +52,8 @@ def contents(daemon: DaemonProcess, name: str) -> list[str]:
 
 
 def test_ask_begins_a_session_and_goes_on_with_it(daemon: DaemonProcess) -> None:
-    assert out(daemon, "ask", "one", "--session", "notes", "--system", "Be brief.") == "yes"
-    assert out(daemon, "ask", "two", "--session", "notes") == "yes"
+    assert out(daemon, "ask", "one", "--session", "notes", "--system", "Be brief.") == "yes\n"
+    assert out(daemon, "ask", "two", "--session", "notes") == "yes\n"
     frame = json.loads(out(daemon, "ask", "three", "--session", "notes", "--system", "Be brief.", "--json"))
     assert frame["rev"] == 3
     assert (
@@ -61,6 +61,30 @@ def test_ask_begins_a_session_and_goes_on_with_it(daemon: DaemonProcess) -> None
     )
     refused = run(daemon, "ask", "x", "--session", "notes", "--system", "Be long.")
     assert (refused.returncode, refused.stderr.count(b"\n")) == (64, 1)
+    assert b"--system" in refused.stderr
+    assert b"edgeqwen sessions rm notes" in refused.stderr
+
+
+def test_name_may_have_the_sign_of_the_protocol_before_it(daemon: DaemonProcess) -> None:
+    out(daemon, "ask", "one", "--session", "@home")
+    out(daemon, "ask", "two", "--session", "home")
+    out(daemon, "chat", "--session", "@home", stdin=b"three\n")
+    assert [row["name"] for row in rows(daemon)] == ["home"]
+    assert contents(daemon, "@home") == contents(daemon, "home") == ["one", "yes", "two", "yes", "three", "yes"]
+    out(daemon, "sessions", "fork", "@home", "@away")
+    out(daemon, "sessions", "rm", "@home")
+    assert [row["name"] for row in rows(daemon)] == ["away"]
+
+
+def test_error_about_a_session_says_which(daemon: DaemonProcess) -> None:
+    out(daemon, "ask", "x", "--session", "a")
+    out(daemon, "ask", "x", "--session", "b")
+    assert b"none: no such session" in run(daemon, "sessions", "show", "none").stderr
+    assert b"none: no such session" in run(daemon, "sessions", "fork", "none", "c").stderr
+    taken = run(daemon, "sessions", "fork", "a", "b").stderr
+    assert b"b: there is a session of this name, s_" in taken
+    assert b"choose another name" in taken
+    assert b"@x: a session's name" in run(daemon, "ask", "x", "--session", "@@x").stderr
 
 
 def test_ask_verbose_says_how_much_of_the_session_was_known(daemon: DaemonProcess) -> None:
@@ -178,7 +202,7 @@ def test_second_daemon_of_a_state_folder_keeps_its_sessions_in_memory_and_says_s
             assert rows(second) == []
             assert "another daemon" in second.log
             result = run(second, "ask", "x", "--session", "b")
-            assert (result.returncode, result.stdout) == (0, b"yes")
+            assert (result.returncode, result.stdout) == (0, b"yes\n")
             assert b"could not save" in result.stderr
             assert second.wait_for(sessions=1)["session_files"]["on_disk"] is False
         assert [row["name"] for row in rows(first)] == ["a"]
@@ -188,7 +212,7 @@ def test_state_folder_that_cannot_be_made_is_done_without(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("in the way")
     with running_daemon(script_of("yes"), environ={"STATE_DIRECTORY": str(tmp_path / "file" / "state")}) as daemon:
         result = run(daemon, "ask", "x", "--session", "b")
-        assert (result.returncode, result.stdout) == (0, b"yes")
+        assert (result.returncode, result.stdout) == (0, b"yes\n")
         assert contents(daemon, "b") == ["x", "yes"]
         assert "kept in memory only" in daemon.log
 

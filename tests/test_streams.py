@@ -68,10 +68,31 @@ def test_error_is_told_by_the_exit_code_where_stderr_is_full(daemon: DaemonProce
     assert in_shell("2>/dev/full", daemon, "ask", "--max-tokens", "0", "hello").returncode == 64
 
 
-@pytest.mark.parametrize("flags", [("chat",), ("ask",), ("ask", "--system", "\udcff"), ("chat", "--system", "\udcff")])
-def test_bytes_that_are_no_text_are_asked_with_replacements(daemon: DaemonProcess, flags: tuple[str, ...]) -> None:
-    result = in_shell("", daemon, *flags, stdin=b"a\xff\xfe\n")
-    assert (result.returncode, result.stdout.strip(), result.stderr) == (0, ANSWER.encode(), b"")
+@pytest.mark.parametrize(
+    ("flags", "stdin", "named"),
+    [
+        (("chat",), b"a\xff\xfe\n", "standard input"),
+        (("ask",), b"a\xff\xfe\n", "standard input is not UTF-8 text: byte 2"),
+        (("ask", "\udcff"), b"", "the prompt"),
+        (("ask", "--system", "\udcff"), b"a", "--system"),
+        (("chat", "--system", "\udcff"), b"a", "--system"),
+        (("ask", "--session", "\udcff"), b"a", "the session"),
+        (("embed",), b"a\xff\xfe\n", "standard input"),
+        (("embed", "\udcff"), b"", "a text"),
+        (("sessions", "show", "\udcff"), b"", "the session"),
+    ],
+)
+def test_bytes_that_are_no_text_are_refused_by_the_name_of_their_place(
+    daemon: DaemonProcess, flags: tuple[str, ...], stdin: bytes, named: str
+) -> None:
+    result = in_shell("", daemon, *flags, stdin=stdin)
+    assert (result.returncode, result.stdout, result.stderr.count(b"\n")) == (65, b"", 1)
+    assert named in result.stderr.decode()
+
+
+def test_lines_before_one_that_is_no_text_are_answered(daemon: DaemonProcess) -> None:
+    result = in_shell("", daemon, "chat", stdin=b"a\r\n\xff\nb\n")
+    assert (result.returncode, result.stdout) == (65, ANSWER.encode() + b"\n")
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])

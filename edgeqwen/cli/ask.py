@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,18 +14,19 @@ from typing import Any, Final
 import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
-from edgeqwen.cli.sessions import session_ref, warn_unless_saved
-from edgeqwen.cli.streams import shown, valid_text
+from edgeqwen.cli.sessions import named, session_ref, warn_unless_saved
+from edgeqwen.cli.streams import complain, read_text, shown, valid_text
 from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest, EdgeqwenError
 
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
+MORE_ROOM: Final = "--max-tokens N allows more, up to what the model's context holds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskOptions:
-    """`think` None leaves it to the model's template. `session` is the name or id of one. `ends_line`: a line break
-    after the answer, terminal or not. `sampling` holds further members of the request.
+    """`think` None leaves it to the model's template. `session` is the name or id of one. `sampling` holds further
+    members of the request.
     """
 
     socket_path: Path
@@ -34,7 +37,6 @@ class AskOptions:
     session: str | None = None
     is_json: bool = False
     is_verbose: bool = False
-    ends_line: bool = False
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -57,14 +59,17 @@ def command(prompt: tuple[str, ...], *, socket_path: str | None, temperature: fl
 
 
 def read_prompt(arguments: tuple[str, ...]) -> str:
-    """Arguments joined by blanks; then, unless stdin is a terminal or absent, a blank line and what it holds."""
-    parts = [" ".join(arguments)]
+    """Arguments joined by blanks; then, unless stdin is a terminal or absent, a blank line and what it holds.
+
+    Raises `BadRequest` for nothing to ask, `EdgeqwenError` for what is no text.
+    """
+    parts = [valid_text(" ".join(arguments), "the prompt")]
     if sys.stdin is not None and not sys.stdin.isatty():
-        parts.append(sys.stdin.buffer.read().decode("utf-8", "replace"))
+        parts.append(read_text(sys.stdin.buffer.read(), "standard input"))
     text = "\n\n".join(part for part in parts if part.strip())
     if not text:
         raise BadRequest("nothing to ask: give a prompt as arguments or on stdin")
-    return valid_text(text)
+    return text
 
 
 def ask(question: str, options: AskOptions) -> int:
@@ -73,7 +78,7 @@ def ask(question: str, options: AskOptions) -> int:
 
     messages = [{"role": "user", "content": question}]
     if options.system is not None:
-        messages.insert(0, {"role": "system", "content": valid_text(options.system)})
+        messages.insert(0, {"role": "system", "content": valid_text(options.system, "--system")})
     members: dict[str, Any] = {
         "messages": messages,
         "session": None if options.session is None else session_ref(options.session),
@@ -83,37 +88,57 @@ def ask(question: str, options: AskOptions) -> int:
         **options.sampling,
     }
     try:
-        with Client.connect(options.socket_path) as client:
+        with _in_our_words(options), Client.connect(options.socket_path) as client:
             if options.is_json:
                 final = client.request("chat", **members)
                 print(json.dumps(final, ensure_ascii=False))
                 sys.stdout.flush()
                 warn_unless_saved(final)
                 return 0
-            final = show(client.stream("chat", stream=True, **members), Screen(ends_line=options.ends_line))
-    except EdgeqwenError as error:
-        raise in_words(error) from error
+            final = show(client.stream("chat", stream=True, **members), Screen())
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     warn_unless_saved(final)
+    warn_if_cut(final)
     if options.is_verbose:
         print(speeds(final), file=sys.stderr)
     return 0
 
 
-def in_words(error: EdgeqwenError) -> EdgeqwenError:
-    """The daemon speaks of a line that is too long, which tells nothing to somebody who wrote a prompt."""
-    if error.code != "too_large":
-        return error
-    return EdgeqwenError("the prompt is too long for one request; give less text", code=error.code)
+@contextlib.contextmanager
+def _in_our_words(options: AskOptions) -> Iterator[None]:
+    """What the daemon answers, as `in_words`, and beginning with the session's name if it is about that."""
+    try:
+        with named(**({} if options.session is None else {"session": options.session})):
+            yield
+    except EdgeqwenError as error:
+        raise in_words(error, session=options.session, system=options.system) from error
+
+
+def in_words(error: EdgeqwenError, *, session: str | None, system: str | None) -> EdgeqwenError:
+    """The daemon speaks of lines and of members of a request, which tells nothing to somebody who gave options."""
+    if error.code == "too_large":
+        return EdgeqwenError("the prompt is too long for one request; give less text", code=error.code)
+    if error.code == "bad_request" and error.field == "messages[0]" and session is not None and system is not None:
+        message = (
+            "--system is not the system message of the --session, which keeps the one it has; leave --system out, "
+        )
+        message += f"begin another session, or remove this one: edgeqwen sessions rm {shlex.quote(session)}"
+        return BadRequest(shown(message, sys.stderr), field=error.field)
+    return error
+
+
+def warn_if_cut(final: dict[str, Any]) -> None:
+    """Say on stderr if the answer ended because it had no more room."""
+    if final["finish"] == "length":
+        complain(f"edgeqwen: the answer was cut at {_tokens(final['usage']['completion'])}: {MORE_ROOM}")
 
 
 class Screen:
     """Answer on stdout; thought on stderr, dimmed, if stderr is a terminal, else nowhere."""
 
-    def __init__(self, *, ends_line: bool = False) -> None:
+    def __init__(self) -> None:
         self._shows_thought = sys.stderr.isatty()
-        self._ends_line = ends_line or sys.stdout.isatty()
         self._is_thinking = False
         self.text: list[str] = []
 
@@ -131,9 +156,9 @@ class Screen:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """On a terminal the next thing starts on a new line; a pipe gets the answer byte for byte."""
+        """Output is whole lines: a line break after the answer, unless it ends with one or there is none."""
         self._end_thought()
-        if self._ends_line and self.text and not self.text[-1].endswith("\n"):
+        if self.text and not self.text[-1].endswith("\n"):
             sys.stdout.write("\n")
             sys.stdout.flush()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
-from edgeqwen.cli.streams import valid_text
+from edgeqwen.cli.streams import read_text, valid_text
 from edgeqwen.errors import BadRequest, EdgeqwenError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ REST_BYTES: Final = 2048
 @click.option("--pooling", metavar="KIND", help="last or mean. Default: the model's.")
 def command(texts: tuple[str, ...], *, socket_path: str | None, pooling: str | None) -> None:
     """Vectors of the TEXTS; without any, of the lines on stdin. Each is a line `{"text":...,"embedding":[...]}`."""
-    wanted = [valid_text(text) for text in texts or _lines()]
+    wanted = [valid_text(text, "a text") for text in texts] or _lines()
     if not wanted:
         raise BadRequest("nothing to embed: give texts as arguments or lines on stdin")
     from edgeqwen.client import Client
@@ -44,7 +44,7 @@ def _lines() -> list[str]:
     """Those on stdin that are not blank."""
     if sys.stdin is None or sys.stdin.isatty():
         return []
-    lines = sys.stdin.buffer.read().decode("utf-8", "replace").splitlines()
+    lines = read_text(sys.stdin.buffer.read(), "standard input").splitlines()
     return [line for line in lines if line.strip()]
 
 

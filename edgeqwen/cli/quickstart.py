@@ -38,7 +38,7 @@ SMALL_NAME: Final = "smollm2-135m-instruct"
 SMALL_SAMPLING: Final = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
 """What its authors recommend, and a little against repeating itself; its file carries no defaults."""
 
-ASKING: Final[dict[str, Any]] = {"think": False, "max_tokens": 400, "is_verbose": True, "ends_line": True}
+ASKING: Final[dict[str, Any]] = {"think": False, "max_tokens": 400, "is_verbose": True}
 
 LOAD_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 10.0

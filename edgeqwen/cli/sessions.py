@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -26,11 +27,25 @@ name_argument = click.argument("name")
 
 
 def session_ref(text: str) -> str:
-    """How the daemon is to be asked for the session that a user means: what looks like an id is one."""
+    """How the daemon is to be asked for the session that a user means: what looks like an id is one. A name may have
+    the @ before it that the protocol puts there.
+    """
     from edgeqwen.sessions.session import is_id
 
-    text = valid_text(text)
-    return text if is_id(text) else f"@{text}"
+    text = valid_text(text, "the name of the session")
+    return text if is_id(text) or text.startswith("@") else f"@{text}"
+
+
+@contextlib.contextmanager
+def named(**names: str) -> Iterator[None]:
+    """An error of the daemon's about one of these fields begins with what the user gave for it."""
+    try:
+        yield
+    except EdgeqwenError as error:
+        if (name := names.get(error.field or "")) is None:
+            raise
+        message = f"{shown(name, sys.stderr)}: {error.message}"
+        raise type(error)(message, code=error.code, field=error.field, retry_ms=error.retry_ms) from error
 
 
 def warn_unless_saved(frame: dict[str, Any]) -> None:
@@ -67,7 +82,8 @@ def list_command(socket_path: str | None, *, is_json: bool) -> None:
 def show_command(name: str, *, socket_path: str | None, is_json: bool) -> None:
     """What was said in the session NAME."""
     request = {"session": session_ref(name), "messages": True}
-    frame = _call(socket_path, lambda client: client.request("session.get", **request))
+    with named(session=name):
+        frame = _call(socket_path, lambda client: client.request("session.get", **request))
     if is_json:
         click.echo(_members(frame))
         return
@@ -88,8 +104,10 @@ def show_command(name: str, *, socket_path: str | None, is_json: bool) -> None:
 @json_option
 def fork_command(name: str, *, new: str, at: int | None, socket_path: str | None, is_json: bool) -> None:
     """Begin the session NEW as the session NAME is; prints its id."""
-    request = {"session": session_ref(name), "name": valid_text(new), "at": at}
-    frame = _call(socket_path, lambda client: client.request("session.fork", **request))
+    new = valid_text(new, "the name of the new session").removeprefix("@")
+    request = {"session": session_ref(name), "name": new, "at": at}
+    with named(session=name, name=new):
+        frame = _call(socket_path, lambda client: client.request("session.fork", **request))
     click.echo(_members(frame) if is_json else frame["session"])
     warn_unless_saved(frame)
 
@@ -109,7 +127,7 @@ def rm_command(names: tuple[str, ...], *, socket_path: str | None, is_json: bool
             except EdgeqwenError as error:
                 if error.code not in {"not_found", "session_busy"}:
                     raise
-                complain(f"edgeqwen: {valid_text(name)}: {error.message}")
+                complain(f"edgeqwen: {shown(name, sys.stderr)}: {error.message}")
                 exit_code = exit_code or (EXIT_NO_INPUT if error.code == "not_found" else error.exit_code)
             else:
                 if is_json:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Final, TextIO
 
-from edgeqwen.errors import CannotWrite
+from edgeqwen.errors import CannotWrite, EdgeqwenError
 
 EXIT_PIPE_CLOSED: Final = 141
 """What a shell reports of a program that SIGPIPE ended (128 + 13)."""
@@ -80,9 +80,20 @@ def shown(text: str, stream: TextIO) -> str:
     return text.translate(_VISIBLE) if stream.isatty() else text
 
 
-def valid_text(text: str) -> str:
-    """`text` without lone surrogates: what an argument or stdin held that was not UTF-8, and no frame can carry."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+def read_text(data: bytes, source: str) -> str:
+    """The text that `source` holds. Raises `bad_utf8`, which names it: a model is not to be asked for another text."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        message = (
+            f"{source} is not UTF-8 text: byte {error.start + 1} is in the way; convert it first, with iconv(1) say"
+        )
+        raise EdgeqwenError(message, code="bad_utf8") from error
+
+
+def valid_text(text: str, source: str) -> str:
+    """`text` if no bytes of the argument `source` were anything but UTF-8; else as `read_text`."""
+    return read_text(text.encode("utf-8", "surrogateescape"), source)
 
 
 def _drop(stream: TextIO) -> None:

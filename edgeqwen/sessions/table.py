@@ -151,11 +151,12 @@ class SessionTable:
 
     def _check_room(self, owner: str, name: str | None) -> None:
         if name is not None:
-            if not is_name(name):
-                message = f"a session's name must be 1 to {MAX_NAME_LEN} printable characters"
+            if not is_name(name) or name.startswith("@"):  # @ says before a name that it is one, and no id
+                message = f"a session's name must be 1 to {MAX_NAME_LEN} printable characters, the first of them not @"
                 raise BadRequest(message, field="name")
-            if (owner, name) in self._names:
-                raise EdgeqwenError("there is a session of this name", code="conflict", field="name")
+            if (there := self._names.get((owner, name))) is not None:
+                message = f"there is a session of this name, {there}; choose another name, or delete that one first"
+                raise EdgeqwenError(message, code="conflict", field="name")
         if self.count_of(owner) >= self.per_owner:
             message = f"you have {self.per_owner} sessions, which is the most; delete one"
             raise EdgeqwenError(message, code="quota")
