@@ -14,7 +14,7 @@ import pytest
 
 from tests.client_programs import CLIENTS, run_tool, tool
 from tests.daemons import DaemonProcess, running_daemon, script_of
-from tests.scripted_socket import FINAL, line, said, scripted_socket
+from tests.scripted_socket import FINAL, START, line, said, scripted_socket
 
 BASICS = ("awk", "cat", "grep", "id", "sed", "tr")
 SHELLS = ("dash", "bash", "busybox")
@@ -98,6 +98,39 @@ def test_nothing_to_ask_and_unknown_flags_are_usage_errors(script: str, tmp_path
     result = shell(script, environ={"EDGEQWEN_SOCKET_PATH": str(tmp_path)})
     assert (result.returncode, result.stdout) == (64, b"")
     assert result.stderr
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_usage_is_printed_when_asked_for_and_after_a_mistake(name: str) -> None:
+    asked = shell("eq_ask -h", name=name)
+    assert (asked.returncode, asked.stdout.count(b"\n"), asked.stderr) == (0, 1, b"")
+    assert asked.stdout.startswith(b"usage: eq_ask ")
+    for flags in ("-x a", "-s", "-n many a", "-n -1 a"):
+        mistaken = shell(f"eq_ask {flags}", name=name)
+        assert (mistaken.returncode, mistaken.stdout) == (64, b"")
+        assert asked.stdout in mistaken.stderr
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_answer_that_was_cut_at_its_limit_is_told(name: str) -> None:
+    frames = line(START, {"done": False, "delta": "so"}, FINAL | {"finish": "length"})
+    with scripted_socket(frames) as server:
+        result = shell("eq_ask -n 7 hi", name=name, environ=at(server.path))
+        assert server.request()["max_tokens"] == 7
+        assert (result.returncode, result.stdout, result.stderr.count(b"\n")) == (0, b"so", 1)
+        assert b"cut at its limit" in result.stderr
+        raw = shell('eq_json \'{"op":"chat"}\'', name=name, environ=at(server.path))
+        assert (raw.returncode, raw.stderr) == (0, b"")
+
+
+def test_transport_that_is_none_is_told_with_those_that_are(daemon: DaemonProcess, tmp_path: Path) -> None:
+    environ = {"EDGEQWEN_SOCKET_PATH": str(daemon.socket_path)}
+    unknown = shell("eq_ask hi", environ=environ | {"EQ_TRANSPORT": "bogus"})
+    assert (unknown.returncode, unknown.stdout) == (64, b"")
+    assert all(word in unknown.stderr for word in (b"bogus", b"socat", b"nc", b"curl"))
+    environ |= folder_of_tools(tmp_path / "bin", *BASICS)
+    missing = shell("eq_ask hi", environ=environ | {"EQ_TRANSPORT": "curl"})
+    assert (missing.returncode, b"curl is not installed" in missing.stderr) == (69, True)
 
 
 @pytest.mark.parametrize("name", SHELLS)

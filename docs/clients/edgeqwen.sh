@@ -1,13 +1,14 @@
 # Functions for a POSIX shell (dash, bash, busybox) that ask a running edgeqwen daemon. Source this file: . ./edgeqwen.sh
 #
-#   eq_ask [-s SESSION] [-t] [PROMPT...]   stream the answer to stdout; without PROMPT it is read from stdin
-#   eq_json ['{"op":...}']                 one request as it is (or from stdin); its frames to stdout, one a line
-#   eq_socket                              print the path of the socket that the two would use
+#   eq_ask [-s SESSION] [-t] [-n N] [PROMPT...]   stream the answer to stdout; without PROMPT it is read from stdin
+#   eq_json ['{"op":...}']                        one request as it is (or from stdin); its frames to stdout, one a line
+#   eq_socket                                     print the path of the socket that the two would use
 #
 # SESSION is the name of a conversation that the daemon keeps (or its id). -t lets the model think first; what it thinks
-# goes to stderr. The exit code is 0 once the final frame has come, else what docs/protocol.md says of the error (64 bad
-# request, 65 too long, 70 engine, 75 try again, 77 not allowed), 69 without a daemon, 74 if the answer was cut off, 78 if
-# the path is too long. The reason is one line on stderr.
+# goes to stderr. -n allows N tokens; an answer that was cut at its limit is told on stderr. The exit code is 0 once the
+# final frame has come, else what docs/protocol.md says of the error (64 bad request, 65 too long, 70 engine, 75 try
+# again, 77 not allowed), 69 without a daemon, 74 if the answer was cut off, 78 if the path is too long. The reason is
+# one line on stderr.
 #
 # Needs sed, awk, and socat, nc with -U, or curl, whichever is found first ($EQ_TRANSPORT set to one of these chooses).
 # jq is not needed, but the frames of eq_json go well into it. Text must be UTF-8. Nothing is left in the caller's shell:
@@ -27,14 +28,25 @@ eq_socket() (
 eq_ask() (
     LC_ALL=C # bytes, whatever the terminal speaks
     export LC_ALL
-    session='' think='' OPTIND=1
-    while getopts s:t option; do
+    session='' think='' limit='' OPTIND=1
+    usage='usage: eq_ask [-s SESSION] [-t] [-n N] [PROMPT...]'
+    while getopts s:tn:h option; do
         case $option in
         s) session=$OPTARG ;;
         t) think=',"think":true' ;;
-        *) exit 64 ;;
+        n) limit=$OPTARG ;;
+        h)
+            printf '%s\n' "$usage"
+            exit 0
+            ;;
+        *)
+            printf '%s\n' "$usage" >&2
+            exit 64
+            ;;
         esac
     done
+    case $limit in *[!0-9]* | 0?*) _eq_fail 64 "-n takes a number of tokens; $usage" ;; esac
+    [ -z "$limit" ] || limit=",\"max_tokens\":$limit"
     shift $((OPTIND - 1))
     if [ $# -gt 0 ]; then prompt=$*; else prompt=$(cat); fi
     [ -n "$prompt" ] || _eq_fail 64 'nothing to ask: give a prompt as arguments or on stdin'
@@ -45,7 +57,7 @@ eq_ask() (
     *) session=@$session ;;
     esac
     [ -z "$session" ] || session=",\"session\":\"$(_eq_escape "$session")\""
-    request="{\"op\":\"chat\",\"stream\":true,\"close\":true$session$think,\"prompt\":\"$(_eq_escape "$prompt")\"}"
+    request="{\"op\":\"chat\",\"stream\":true,\"close\":true$session$think$limit,\"prompt\":\"$(_eq_escape "$prompt")\"}"
     _eq_exchange text "$request"
 )
 
@@ -120,7 +132,11 @@ _eq_exchange() {
     [ -w "$socket" ] || _eq_fail 77 "$socket: this user may not connect to the daemon"
     transport=${EQ_TRANSPORT-}
     if [ -n "$transport" ]; then
-        :
+        case $transport in
+        socat | nc | curl) ;;
+        *) _eq_fail 64 "EQ_TRANSPORT=$transport is no transport; set it to socat, nc or curl, or leave it out" ;;
+        esac
+        command -v "$transport" >/dev/null || _eq_fail 69 "EQ_TRANSPORT: $transport is not installed"
     elif command -v socat >/dev/null; then
         transport=socat
     elif command -v nc >/dev/null && _eq_nc_has U; then
@@ -200,7 +216,13 @@ _eq_show() {
 # Ends with the exit code of the final frame $2. On a terminal the next thing starts on a new line.
 _eq_end() {
     if [ "$1" = text ] && [ -t 1 ]; then printf '\n'; fi
-    case $2 in *'"error":{'*) ;; *) exit 0 ;; esac
+    case $2 in
+    *'"error":{'*) ;;
+    *)
+        case $1$2 in text*'"finish":"length"'*) printf 'edgeqwen: the answer was cut at its limit; -n allows more\n' >&2 ;; esac
+        exit 0
+        ;;
+    esac
     error=${2#*'"error":{'}
     code=$(_eq_member code "$error")
     case $code in
