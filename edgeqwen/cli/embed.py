@@ -5,22 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from edgeqwen.cli.places import socket_option, socket_to_connect_to
 from edgeqwen.cli.streams import read_text, valid_text
-from edgeqwen.errors import BadRequest, EdgeqwenError
+from edgeqwen.errors import BadRequest
 
 if TYPE_CHECKING:
     from edgeqwen.client import Client
-
-MOST_TEXTS: Final = 64
-"""The daemon takes no more at once."""
-
-NUMBER_BYTES: Final = 11
-REST_BYTES: Final = 2048
 
 
 @click.command("embed")
@@ -48,15 +42,15 @@ def _lines() -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def _embed(client: Client, texts: list[str], pooling: str | None) -> Iterator[tuple[str, list[float]]]:
-    """Each text and its vector: the first by itself, which tells how many a reply holds."""
-    start, count = 0, 1
-    reply_bytes = client.request("hello")["limits"]["reply"]
-    while start < len(texts):
-        part = texts[start : start + count]
-        frame: dict[str, Any] = client.request("embed", texts=part, pooling=pooling)
-        if "embeddings" not in frame:
-            raise EdgeqwenError(f"the embedding ended before its end: {frame.get('finish')}", code="draining")
-        yield from zip(part, frame["embeddings"], strict=True)
-        start += count
-        count = max(1, min(MOST_TEXTS, (reply_bytes - REST_BYTES) // (NUMBER_BYTES * frame["dims"] + 1)))
+def _embed(client: Client, texts: list[str], pooling: str | None) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Each text and its vector, group by group."""
+    from edgeqwen.client.embedding import EmbedJob
+
+    job, left = EmbedJob(texts, pooling), iter(texts)
+    while (members := job.next_members()) is not None:
+        with job.numbered():
+            part = job.add(client.request("embed", **members))
+        for vector in part.vectors:
+            yield next(left), vector
+        if job.needs_limits:
+            job.limits = client.request("hello")["limits"]

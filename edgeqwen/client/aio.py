@@ -9,9 +9,10 @@ from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, cast
 
+from edgeqwen.client.embedding import EmbedJob
 from edgeqwen.client.failures import CutOff, TimedOut, connect_error, error_of
 from edgeqwen.client.link import Link, open_link
-from edgeqwen.client.requests import Messages, Prompt, chat_members, embed_members, generate_members, socket_path
+from edgeqwen.client.requests import Messages, Prompt, chat_members, generate_members, socket_path
 from edgeqwen.client.results import (
     Answer,
     BatchResult,
@@ -21,7 +22,6 @@ from edgeqwen.client.results import (
     Embeddings,
     GenerateOptions,
     answer_of,
-    embeddings_of,
 )
 from edgeqwen.client.sync import text_bytes
 from edgeqwen.errors import EdgeqwenError
@@ -124,7 +124,14 @@ class AsyncClient:
     async def embed(
         self, texts: Sequence[str] | Sequence[Sequence[int]], *, pooling: str | None = None, **options: Any
     ) -> Embeddings:
-        return embeddings_of(await self.request("embed", **embed_members(texts, pooling), **options))
+        """As `Client.embed`."""
+        job = EmbedJob(texts, pooling)
+        while (members := job.next_members()) is not None:
+            with job.numbered():
+                job.add(await self.request("embed", **members, **options))
+            if job.needs_limits:
+                job.limits = (await self.request("hello"))["limits"]
+        return job.embeddings
 
     async def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         tokens: list[int] = (await self.request("tokenize", text=text, special=special))["tokens"]

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
+from edgeqwen.client.embedding import EmbedJob
 from edgeqwen.client.failures import CutOff, TimedOut, connect_error, error_of
 from edgeqwen.client.frames import FrameBuffer, encode_request
 from edgeqwen.client.requests import (
     Messages,
     Prompt,
     chat_members,
-    embed_members,
     generate_members,
     lines_of,
     socket_path,
@@ -34,7 +34,6 @@ from edgeqwen.client.results import (
     Embeddings,
     GenerateOptions,
     answer_of,
-    embeddings_of,
 )
 
 READ_BYTES: Final = 64 << 10
@@ -129,8 +128,16 @@ class Client:
     def embed(
         self, texts: Sequence[str] | Sequence[Sequence[int]], *, pooling: str | None = None, **options: Any
     ) -> Embeddings:
-        """A vector of each text, or of each list of token ids."""
-        return embeddings_of(self.request("embed", **embed_members(texts, pooling), **options))
+        """A vector for each text (or list of token ids), of which there may be any number: what one line or reply has
+        no room for goes by several requests, and `options` are members of each.
+        """
+        job = EmbedJob(texts, pooling)
+        while (members := job.next_members()) is not None:
+            with job.numbered():
+                job.add(self.request("embed", **members, **options))
+            if job.needs_limits:
+                job.limits = self.request("hello")["limits"]
+        return job.embeddings
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids; with `special` the texts of added tokens become their ids."""
