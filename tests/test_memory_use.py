@@ -122,7 +122,7 @@ def wait_until_less(num_bytes: int) -> int:
 
 
 def test_what_the_widest_steps_need_is_given_back_in_the_next_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeqwen.runtime.onnx.PAUSE_S", 0.2)
+    monkeypatch.setattr("edgeqwen.runtime.onnx.PAUSE_S", 1.0)  # far more than from a step to the look at memory
     runtime = tiny_runtime(tiny_package(quant="int8", vocab_size=VOCABULARY), num_slots=SLOTS, capacity=256)
     wide = Batch(tuple(Chunk(slot, 0, (5,) * WIDTH, WIDTH) for slot in range(SLOTS)))
     expected = [rows.copy() for rows in runtime.step(wide).logits]
