@@ -414,6 +414,14 @@ def test_speeds_leave_out_what_was_not_measured() -> None:
     assert "answer 1 token |" in text
 
 
+def test_speeds_say_how_much_of_the_time_was_waiting() -> None:
+    final = {"usage": {"prompt": 36, "cached": 0, "completion": 9}, "finish": "stop"}
+    text = speeds(final | {"ms": {"queue": 790, "ttft": 826, "total": 1826}})
+    assert "prompt 36 tokens, 1000.0 tokens/s" in text
+    assert "first text after 826 ms, 790 ms of them waiting" in text
+    assert "waiting" not in speeds(final | {"ms": {"queue": 0, "ttft": 36, "total": 1036}})
+
+
 def test_two_asks_at_once_both_end(daemon: DaemonProcess) -> None:
     results: list[bytes] = []
     threads = [threading.Thread(target=lambda: results.append(ask(daemon, "hi").stdout)) for _ in range(2)]
