@@ -1,4 +1,4 @@
-"""What docs/clients.md and docs/protocol.md show, run as it stands there against a daemon."""
+"""What docs/clients.md, docs/protocol.md and the README show, run as it stands there against a daemon."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tests.daemons import DaemonProcess, running_daemon, script_of
 
 PAGE = (CLIENTS.parent / "clients.md").read_text(encoding="utf-8")
 PROTOCOL = (CLIENTS.parent / "protocol.md").read_text(encoding="utf-8")
+README = (CLIENTS.parent.parent / "README.md").read_text(encoding="utf-8")
 SYSTEM_SOCKET = "/run/edgeqwen/edgeqwen.sock"
 
 
@@ -34,7 +35,7 @@ ONE_LINERS = [
         *block(PROTOCOL, "The socket: `eqp/1`", "sh").splitlines(),
     )
     if not line.startswith("S=")
-]
+] + [line.replace("/tmp/eq/s", "$S") for line in README.splitlines() if line.startswith("""printf '{"op":"chat",""")]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,13 @@ def test_one_line_in_a_shell_prints_the_answer(command: str, daemon: DaemonProce
     result = run_tool("sh", "-c", command, env=environment(daemon))
     assert (result.returncode, result.stderr) == (0, b"")
     assert b"Hello!" in result.stdout
+
+
+def test_socat_is_always_told_to_wait() -> None:
+    """Its own patience is half a second, and then it says that all is well."""
+    for path in (CLIENTS.parent.parent / "README.md", *CLIENTS.parent.rglob("*.*")):
+        for command in re.findall(r"\bsocat -.*|\bsocat [A-Z/].*", path.read_text(encoding="utf-8")):
+            assert command.startswith("socat -t 60 "), (path.name, command)
 
 
 def environment(daemon: DaemonProcess) -> dict[str, str]:
