@@ -186,6 +186,8 @@ def test_profile_of_this_machine_is_shown_and_no_other(tmp_path: Path) -> None:
     examination = examined(tmp_path, files)
     assert examination.profile == {f"machine-{digest}.json": {"rows": 8}}
     assert '{"rows": 8}' in examination.to_text()
+    assert "a file that you remove is measured again" in examination.to_text()
+    assert "measured again" not in examined(tmp_path / "elsewhere").to_text()
     put(tmp_path, {f"state/machine-{digest}.json": "rubbish"})
     assert examined(tmp_path).profile == {f"machine-{digest}.json": None}
 

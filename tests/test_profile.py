@@ -8,7 +8,7 @@ import pytest
 
 from edgeqwen.core.model import Stage
 from edgeqwen.core.step import Chunk
-from edgeqwen.runtime.profile import NEVER, ROWS, MachineProfile, measure, read_profile, write_profile
+from edgeqwen.runtime.profile import NEVER, ROWS, MachineProfile, measure, out_of_order, read_profile, write_profile
 
 
 def profile_of(decode: dict[int, float], prefill: dict[int, float]) -> MachineProfile:
@@ -39,6 +39,37 @@ def test_steps_are_timed_once_for_each_number_of_rows_and_graph_after_a_context(
     assert [rows for rows, _ in profile.decode_s] == list(ROWS)
     assert seen[0] == ("prefill", 0, 64)
     assert {start for _, start, _ in seen[1:]} == {64}
+
+
+def test_what_was_timed_while_the_machine_was_busy_is_timed_again() -> None:
+    num_timed: dict[int, int] = {}
+
+    def time_step(_: Stage, chunk: Chunk) -> float:
+        rows = len(chunk.ids)
+        num_timed[rows] = num_timed.get(rows, 0) + 1
+        return 1.0 + rows / 100 + (5.0 if rows in {2, 8} and num_timed[rows] <= 3 else 0.0)
+
+    profile = measure(time_step, has_prefill=False, capacity=4096)
+    assert profile.decode_s == tuple((rows, 1.0 + rows / 100) for rows in ROWS)
+    assert num_timed[1] == 3  # nothing takes less
+
+
+def test_what_falls_however_often_it_is_timed_costs_what_fewer_rows_do() -> None:
+    num_steps = 0
+
+    def time_step(_: Stage, chunk: Chunk) -> float:
+        nonlocal num_steps
+        num_steps += 1
+        return {1: 1.0, 2: 4.0, 4: 2.0}.get(len(chunk.ids), 5.0)
+
+    profile = measure(time_step, has_prefill=False, capacity=4096)
+    assert profile.decode_s == ((1, 1.0), (2, 4.0), (4, 4.0), *((rows, 5.0) for rows in ROWS[3:]))
+    assert num_steps == 1 + 3 * (len(ROWS) + 2 * 2)
+
+
+def test_a_small_fall_is_no_reason_to_time_again() -> None:
+    assert out_of_order({1: 1.0, 2: 0.8, 4: 0.9}) == ()
+    assert out_of_order({1: 1.0, 2: 0.9, 4: 0.7}) == (1, 4)
 
 
 def test_a_small_slot_is_timed_within_its_capacity() -> None:

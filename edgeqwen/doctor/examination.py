@@ -36,7 +36,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """`profile` is what was measured of this machine before, by file name; empty if nothing was."""
+    """`profile` is what was measured of this machine before, by file; empty if nothing was."""
 
     subject: Subject
     clock_mhz: int | None
@@ -97,6 +97,10 @@ class Examination:
         yield _line("profile", f"none in {state}" if not self.profile else f"in {state}")
         for name, content in self.profile.items():
             yield _line("", f"{name}: {json.dumps(content, ensure_ascii=False)}")
+        if self.profile:
+            yield _line(
+                "", "(a file that you remove is measured again at the next start, best while nothing else runs)"
+            )
 
     def _package_lines(self) -> Iterator[str]:
         if self.package is None:
@@ -166,13 +170,15 @@ def state_findings(state_dir: Path) -> Iterator[Finding]:
 
 
 def read_profile(state_dir: Path, digest: str) -> dict[str, Any]:
-    """What the files named by this machine's fingerprint say; one that is no JSON is told as None."""
+    """What the files named by this machine's fingerprint say, by their path in `state_dir`; one that is no JSON is told
+    as None.
+    """
     pattern = f"*{digest}*.json"
     try:
         paths = [*state_dir.glob(pattern), *state_dir.glob(f"*/{pattern}")]
     except OSError:
         return {}
-    return {path.name: _read_json(path) for path in sorted(paths)}
+    return {str(path.relative_to(state_dir)): _read_json(path) for path in sorted(paths)}
 
 
 def _read_json(path: Path) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,9 @@ from edgeqwen.core.step import Chunk
 ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32)
 CONTEXT: Final = 64  # tokens in the cache while a step is timed
 REPEATS: Final = 2
+REMEASURES: Final = 2
+FALL: Final = 0.75
+VERSION: Final = 2
 NEVER: Final = 1 << 30
 
 
@@ -31,7 +35,7 @@ class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     decode_s: tuple[tuple[int, float], ...]
     prefill_s: tuple[tuple[int, float], ...] = ()
-    version: int = 1
+    version: int = VERSION
 
     @property
     def prefill_rows(self) -> int:
@@ -56,19 +60,35 @@ StepTimer = Callable[[Stage, Chunk], float]
 
 
 def measure(time_step: StepTimer, *, has_prefill: bool, capacity: int) -> MachineProfile:
-    """Time steps of one sequence, each the best of `REPEATS` after one that is not counted."""
+    """Time steps of one sequence, each the best of `REPEATS` after one that is not counted.
+
+    More rows never take less: what says so was timed while the machine had other work. It is timed again, up to
+    `REMEASURES` times; what then still falls is taken to cost what fewer rows do.
+    """
     context = min(CONTEXT, max(0, capacity - max(ROWS)))
     if context:
         time_step("prefill" if has_prefill else "decode", Chunk(0, 0, (0,) * context, 0))
 
-    def timed(stage: Stage, rows: int) -> tuple[int, float]:
+    def timed(stage: Stage, rows: int) -> float:
         chunk = Chunk(0, context, (0,) * rows)
-        return rows, min([time_step(stage, chunk) for _ in range(1 + REPEATS)][1:])
+        return min([time_step(stage, chunk) for _ in range(1 + REPEATS)][1:])
 
-    rows_that_fit = [rows for rows in ROWS if context + rows <= capacity]
-    decode = tuple(timed("decode", rows) for rows in rows_that_fit)
-    prefill = tuple(timed("prefill", rows) for rows in rows_that_fit) if has_prefill else ()
-    return MachineProfile(decode, prefill)
+    def series(stage: Stage) -> tuple[tuple[int, float], ...]:
+        took = {rows: timed(stage, rows) for rows in ROWS if context + rows <= capacity}
+        for _ in range(REMEASURES):
+            for rows in out_of_order(took):
+                took[rows] = min(took[rows], timed(stage, rows))
+        return tuple(zip(took, itertools.accumulate(took.values(), max), strict=True))
+
+    return MachineProfile(series("decode"), series("prefill") if has_prefill else ())
+
+
+def out_of_order(took: Mapping[int, float]) -> tuple[int, ...]:
+    """Numbers of rows (those of `took` rise) that cannot both be right: each that takes less than `FALL` of what fewer
+    rows take, and those fewer ones.
+    """
+    pairs = [(less, more) for less, more in itertools.combinations(took, 2) if took[more] < FALL * took[less]]
+    return tuple(sorted({rows for pair in pairs for rows in pair}))
 
 
 def profile_path(folder: Path, fingerprint: str, manifest: Manifest, kv_type: KVType) -> Path:
@@ -85,7 +105,7 @@ def read_profile(path: Path) -> MachineProfile | None:
     except (OSError, msgspec.DecodeError):
         return None
     is_sound = profile.decode_s and all(rows > 0 and took > 0 for rows, took in profile.decode_s + profile.prefill_s)
-    return profile if is_sound and profile.version == 1 else None
+    return profile if is_sound and profile.version == VERSION else None
 
 
 def write_profile(path: Path, profile: MachineProfile) -> None:
