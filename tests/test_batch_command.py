@@ -199,6 +199,28 @@ def test_the_input_may_come_from_a_pipe(daemon: DaemonProcess, tmp_path: Path) -
     assert len(lines_of(tmp_path / "out")) == 2
 
 
+def test_answers_may_go_to_standard_output(daemon: DaemonProcess, tmp_path: Path) -> None:
+    file = write_items(tmp_path / "in", [{"id": "a", "prompt": "x"}, {"prompt": "y"}])
+    for _ in range(2):
+        result = batch(daemon, file, Path("-"), "--max-tokens", "1")
+        assert (result.returncode, result.stderr) == (0, b"edgeqwen: 2 answered\n")
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        assert sorted(str(line.get("id", line.get("index"))) for line in lines) == ["1", "a"]
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert not Path("-").exists()
+
+
+def test_a_reader_that_goes_away_ends_the_run_in_silence(daemon: DaemonProcess, tmp_path: Path) -> None:
+    file = write_items(tmp_path / "in", [{"prompt": "x"}] * 50)
+    reading, writing = os.pipe()
+    os.close(reading)
+    flags = ("batch", str(file), "--out", "-", "--socket", str(daemon.socket_path), "--max-tokens", "1")
+    with start_command(*flags, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        _, err = process.communicate(timeout=HANG_GUARD_S)
+    assert (process.returncode, err) == (141, b"")
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "word"),
     [
@@ -231,6 +253,7 @@ def test_files_that_cannot_be_used_are_named(daemon: DaemonProcess, tmp_path: Pa
     ):
         result = batch(daemon, name, out)
         assert (result.returncode, result.stderr.count(b"\n")) == (code, 1), result.stderr
+    assert b"the output " in batch(daemon, file, tmp_path / "no" / "out").stderr
     assert (tmp_path / "notes").read_text() == "my notes\nare here\n"
     assert (tmp_path / "one").read_text() == "my notes"
     assert json.loads(file.read_text()) == [{"prompt": "x"}]

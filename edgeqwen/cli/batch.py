@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @click.command("batch", short_help="Answer a file of requests.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Answers, one JSON object a line.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, help="Answers, one JSON object a line; - is stdout."
+)
 @socket_option
 @click.option("--op", type=click.Choice(["chat", "generate", "embed"]), default="chat", help="Default: chat.")
 @click.option("--common", "settings", multiple=True, metavar="KEY=VALUE", help="A member of every request; repeatable.")
@@ -32,10 +34,10 @@ def command(
     file: Path, *, out: Path, socket_path: str | None, op: str, settings: tuple[str, ...], in_flight: int, **given: Any
 ) -> int:
     """Answer every request in FILE: a JSON array or JSON lines of objects, each with the members of a chat, such as
-    {"id": "a", "prompt": "Hi"}.
+    {"id": "a", "prompt": "Hi"}. FILE may be -, standard input.
 
     Each line of the output has the item's `id`, or its `index` if it has none, and its answer or error. What is in the
-    output file already is not asked again, so a run that was interrupted goes on where it was.
+    output file already is not asked again, so a run that was interrupted goes on where it was; with --out - all are.
     """
     import asyncio
 

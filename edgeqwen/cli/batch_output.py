@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from edgeqwen.cli.streams import StreamFailed
 from edgeqwen.errors import CannotWrite, ConfigInvalid
 
 Key: TypeAlias = tuple[str, str | int]
@@ -28,7 +30,7 @@ class BatchOutput:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as exc:
-            raise CannotWrite(f"{path}: {exc.strerror}") from exc
+            raise CannotWrite(f"the output {path} cannot be opened: {exc.strerror}") from exc
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._cut_torn_line()
@@ -48,14 +50,14 @@ class BatchOutput:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line. Raises `CannotWrite`; what was written of the line then is cut off again."""
-        data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+        data = _encoded(line)
         size = os.fstat(self._fd).st_size
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as exc:
             os.ftruncate(self._fd, size)
-            raise CannotWrite(f"{self._path}: {exc.strerror}") from exc
+            raise CannotWrite(f"the output {self._path} cannot be written: {exc.strerror}") from exc
 
     def _cut_torn_line(self) -> None:
         end = os.fstat(self._fd).st_size
@@ -81,6 +83,25 @@ class BatchOutput:
 
     def _foreign(self, number: int) -> ConfigInvalid:
         return ConfigInvalid(f"{self._path}: line {number} is no answer of a batch; choose another output file")
+
+
+class StandardOutput:
+    """Standard output in place of a file: nothing is known of what went there before."""
+
+    done: frozenset[Key] = frozenset()
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line. Raises `StreamFailed`."""
+        data = _encoded(line)
+        try:
+            while data:
+                data = data[os.write(sys.stdout.fileno(), data) :]
+        except OSError as exc:
+            raise StreamFailed(exc) from exc
+
+
+def _encoded(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
 
 
 def key_of(line: Any) -> Key:

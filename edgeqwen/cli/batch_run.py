@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from edgeqwen.cli.batch_output import BatchOutput, Key
+from edgeqwen.cli.batch_output import BatchOutput, Key, StandardOutput
 from edgeqwen.client import AsyncClient, CutOff, NoDaemon, TryAgain
 from edgeqwen.client.frames import encode_request
 from edgeqwen.errors import CODES, BadRequest, EdgeqwenError, FileError, ModelMissing
@@ -25,6 +25,7 @@ from edgeqwen.protocol.item_reader import ItemReader
 from edgeqwen.protocol.messages import RequestId, read_id
 from edgeqwen.protocol.replies import error_members
 
+STANDARD_STREAM: Final = "-"
 READ_BYTES: Final = 64 << 10
 FIRST_DELAY_S: Final = 0.1
 LONGEST_DELAY_S: Final = 5.0
@@ -82,6 +83,8 @@ async def run(job: BatchJob, show: Callable[[float], None]) -> Tally:
     read_plan(job.op, job.common, has_ids=True)
     fd = _open_input(job.file)
     try:
+        if str(job.out) == STANDARD_STREAM:
+            return await _Run(job, StandardOutput(), show).work(fd)
         output = BatchOutput(job.out)
         try:
             if output.is_same_file(fd):
@@ -95,13 +98,13 @@ async def run(job: BatchJob, show: Callable[[float], None]) -> Tally:
 
 def _open_input(path: Path) -> int:
     try:
-        return os.dup(sys.stdin.fileno()) if str(path) == "-" else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.dup(sys.stdin.fileno()) if str(path) == STANDARD_STREAM else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as exc:
         raise ModelMissing(f"{path}: {exc.strerror}") from exc
 
 
 class _Run:
-    def __init__(self, job: BatchJob, output: BatchOutput, show: Callable[[float], None]) -> None:
+    def __init__(self, job: BatchJob, output: BatchOutput | StandardOutput, show: Callable[[float], None]) -> None:
         self._job = job
         self._output = output
         self._show = show
