@@ -343,6 +343,8 @@ def test_import_then_models_then_bench(
     flags = ("--prompt", "16", "--decode", "4", "--threads", "1", "--json")
     code, out, _ = run_here(capsys, "bench", "tiny-model-fp32", *flags)
     report = json.loads(out)
+    code, out, _ = run_here(capsys, "bench", *flags)
+    assert (code, json.loads(out)["model"]) == (0, report["model"])
     assert (code, report["quant"], report["threads"], report["prompt"]) == (0, "fp32", 1, 16)
     assert min(report[key] for key in ("prefill_tok_s", "decode_tok_s", "load_s", "rss_bytes")) > 0
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from edgeqwen.client import Client, CutOff, NoDaemon, error_of
+from edgeqwen.client.failures import serve_command
 from edgeqwen.errors import ConfigInvalid, EdgeqwenError
 from edgeqwen.protocol.limits import WireLimits
 from tests.wire import fake_inference, serve
@@ -174,6 +175,18 @@ def test_an_error_without_id_ends_the_request(scripted: Callable[[bytes], Client
     with pytest.raises(EdgeqwenError) as caught:
         scripted(b'{"done":true,"error":{"code":"too_large","message":"m"}}\n').request("chat", prompt="x")
     assert caught.value.code == "too_large"
+
+
+def test_where_no_daemon_is_the_command_that_starts_one_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoDaemon, match=f"serve --socket '{tmp_path}/a b'"):
+        Client.connect(tmp_path / "a b")
+
+
+def test_usual_places_need_no_socket_in_the_command() -> None:
+    environ = {"XDG_RUNTIME_DIR": "/run/user/5", "EDGEQWEN_SOCKET_PATH": "/mine/s"}
+    for path in ("/run/user/5/edgeqwen.sock", "/mine/s", "/run/edgeqwen/edgeqwen.sock"):
+        assert serve_command(path, environ) == "edgeqwen serve"
+    assert serve_command("/mine/t", environ) == serve_command("/mine/t", {}) == "edgeqwen serve --socket /mine/t"
 
 
 def test_an_unknown_code_is_an_error_of_the_daemon() -> None:

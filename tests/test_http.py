@@ -156,6 +156,7 @@ async def test_a_failure_in_the_middle_of_a_stream_is_told(tmp_path: Path) -> No
             "messages[0].content[0].type",
         ),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [*USER, {"role": "robot", "content": "x"}]}, "messages[1].role"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ],
 )

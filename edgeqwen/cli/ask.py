@@ -193,7 +193,7 @@ def speeds(final: dict[str, Any]) -> str:
         prompt += f" ({usage['cached']} known)"
     prompt += _rate(computed, ms["ttft"] - ms["queue"])
     answer = f"answer {_tokens(completion)}" + _rate(completion - 1, ms["total"] - ms["ttft"])
-    waited = f", {ms['queue']} ms of them waiting for the model or for others" if ms["queue"] else ""
+    waited = f", {ms['queue']} ms of them waiting for the model or for others" if ms["queue"] > ms["ttft"] / 10 else ""
     return f"{prompt} | {answer} | first text after {ms['ttft']} ms{waited} | ended: {final['finish']}"
 
 

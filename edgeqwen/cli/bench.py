@@ -13,7 +13,7 @@ from edgeqwen.config import KV_TYPES
 
 
 @click.command("bench", short_help="Measure speed, load time and memory of a package.")
-@click.argument("package")
+@click.argument("package", default="")
 @click.option("--prompt", "num_prompt", type=click.IntRange(1), default=128, show_default=True, help="Prompt tokens.")
 @click.option("--decode", "num_decode", type=click.IntRange(1), default=64, show_default=True, help="Generated tokens.")
 @click.option("--streams", "num_streams", type=click.IntRange(1, 256), default=1, show_default=True, help="At once.")
@@ -21,7 +21,9 @@ from edgeqwen.config import KV_TYPES
 @thread_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON line instead of words.")
 def command(package: str, *, threads: int, cpus: str, as_json: bool, **options: Any) -> None:
-    """Measure prompt and decode speed, load time and memory of PACKAGE (a folder or a name)."""
+    """Measure prompt and decode speed, load time and memory of PACKAGE (a folder or a name; default: the only
+    one installed).
+    """
     processor, plan = checked_processor(), planned_threads(threads=threads, cpus=cpus)
     from edgeqwen.bench import BenchOptions, bench
     from edgeqwen.core.package import resolve_model

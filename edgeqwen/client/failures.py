@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
 from edgeqwen.errors import CODES, EXIT_CUT_OFF, EXIT_NO_DAEMON, BadRequest, EdgeqwenError
+from edgeqwen.protocol.address import SOCKET_VARIABLE, SYSTEM_SOCKET
 
 
 class NoDaemon(EdgeqwenError):
@@ -62,7 +65,13 @@ def connect_error(path: str, error: OSError) -> EdgeqwenError:
     if isinstance(error, PermissionError):
         return SocketForbidden(f"{path}: this user may not connect to the daemon")
     reason = "does not answer" if isinstance(error, TimeoutError | BlockingIOError) else "no daemon"
-    return NoDaemon(f"{path}: {reason}; start one with: edgeqwen serve")
+    return NoDaemon(f"{path}: {reason}; start one with: {serve_command(path, os.environ)}")
+
+
+def serve_command(path: str, environ: Mapping[str, str]) -> str:
+    """The command that starts a daemon on the socket `path`, for a user with the variables `environ`."""
+    usual = {environ.get(SOCKET_VARIABLE), f"{environ.get('XDG_RUNTIME_DIR')}/edgeqwen.sock", str(SYSTEM_SOCKET)}
+    return "edgeqwen serve" if path in usual else f"edgeqwen serve --socket {shlex.quote(path)}"
 
 
 def error_of(frame: Mapping[str, Any]) -> EdgeqwenError:

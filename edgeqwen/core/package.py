@@ -232,7 +232,11 @@ def resolve_model(name_or_path: str, folder: Path) -> Path:
     if not name_or_path:
         if len(names) == 1:
             return folder / names[0]
-        hint = "get one with `edgeqwen pull ID` or `edgeqwen import PATH`" if not names else "choose one with --model"
+        hint = (
+            "get one with `edgeqwen pull ID` or `edgeqwen import PATH`"
+            if not names
+            else "say which one, `serve` by --model NAME"
+        )
         raise ModelMissing(f"{len(names) or 'no'} models in {folder}{_listed(names)}; {hint}")
     if os.path.exists(name_or_path):
         return Path(name_or_path)

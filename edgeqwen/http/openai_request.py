@@ -15,7 +15,7 @@ import msgspec
 from edgeqwen.engine.generation import GenerationInput
 from edgeqwen.errors import BadRequest
 from edgeqwen.http.openai_input import StreamOptions, wants_usage_chunk
-from edgeqwen.protocol.message import EXTRAS, Message, Part
+from edgeqwen.protocol.message import EXTRAS, ROLES, Message, Part
 from edgeqwen.protocol.messages import GenerationOptions, convert, given_members
 
 NO_EFFECT: Final = frozenset({
@@ -33,6 +33,9 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 """Accepted with one of these values, which say what happens anyway."""
 
 UNSUPPORTED: Final = frozenset({"audio", "moderation", "web_search_options", *NEUTRAL})
+
+OPENAI_ROLES: Final = (*ROLES, "developer")
+"""`developer` is this format's newer name of `system`."""
 
 EFFORTS: Final[Mapping[str, bool]] = {
     "none": False, "minimal": False, "low": True, "medium": True, "high": True, "xhigh": True, "max": True,
@@ -146,10 +149,13 @@ def _effort(body: ChatBody) -> bool | None:
 
 def read_turns(turns: Sequence[Turn]) -> tuple[Mapping[str, Any], ...]:
     """The messages as the engine takes them. Raises `BadRequest`."""
-    return tuple(_message(turn).to_template(index) for index, turn in enumerate(turns))
+    return tuple(_message(turn, index).to_template(index) for index, turn in enumerate(turns))
 
 
-def _message(turn: Turn) -> Message:
+def _message(turn: Turn, index: int) -> Message:
+    if turn.role not in OPENAI_ROLES:
+        field = f"messages[{index}].role"
+        raise BadRequest(f"{field} must be one of {', '.join(OPENAI_ROLES)}", field=field)
     members = {name: getattr(turn, name) for name in EXTRAS}
     if turn.reasoning_content is None:
         members["reasoning_content"] = turn.reasoning
