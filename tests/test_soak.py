@@ -113,17 +113,16 @@ def test_line_sees_a_second_last_frame(tmp_path: Path) -> None:
 
 
 @given(
-    passing=st.lists(st.integers(0, 10_000_000), min_size=20, max_size=20).filter(lambda looks: 0 in looks[5:10]),
+    passing=st.lists(st.integers(0, 10_000_000), min_size=20, max_size=20).filter(lambda looks: looks[10] == 0),
     leak_bytes=st.integers(0, 1000),
 )
 def test_a_leak_is_seen_beneath_what_comes_and_goes(passing: list[int], leak_bytes: int) -> None:
-    """Once in the second quarter nothing else was there; the looks compared are 6 to 14 apart then, not 10."""
     looks = [100_000_000 + each + 5000 * leak_bytes * number for number, each in enumerate(passing)]
-    assert memory.slope(looks, 5000) >= 0.6 * leak_bytes - 1e-6
+    assert memory.slope(looks, 5000) >= leak_bytes - 1e-6
 
 
 def test_what_comes_and_goes_is_no_leak() -> None:
-    assert memory.slope([50, 70, 90, 70, 95, 80, 85, 70], 1) == 0
+    assert memory.slope([10, 20, 50, 70, 90, 70, 95, 70], 1) == 0
 
 
 def test_growth_is_that_of_the_second_half() -> None:

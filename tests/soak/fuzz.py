@@ -40,7 +40,9 @@ TOO_LARGE: Final = 1 << 20
 MOST_GROWTH: Final = 0.08
 """Compiled grammars that are kept, of whatever size they happen to be, and holes in heaps come to 6 %."""
 
-MOST_SLOPE: Final = 50.0
+MOST_SLOPE: Final = 100.0
+"""Bytes of a request; heaps that are still filling their holes came to 60 at most."""
+
 LATEST_HEALTH_S: Final = 5.0
 QUIET_S: Final = 1.0
 NUM_TEXTS: Final = 20

@@ -1,8 +1,8 @@
 """Whether memory grows, told from looks at it that vary: caches are full or not, heaps have holes.
 
 What leaks does so with each request and stays, so the least that was seen rises too: `slope` holds the least of the
-last quarter of the looks against that of the second. The first does not count, for then allocators and caches come to
-their size. `growth` is what a user sees in the end.
+last quarter of the looks against that of the third. The first half does not count, for then allocators and caches come
+to their size. `growth` is what a user sees in the end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,5 @@ def slope(looks: Sequence[int], requests_per_look: float) -> float:
     """Bytes that stay of a request. There are at least four looks, so many requests apart."""
     quarter = len(looks) // QUARTERS
     assert quarter > 0, "too few looks"
-    early, late = looks[quarter : 2 * quarter], looks[-quarter:]
-    apart = len(looks) - 2 * quarter
-    return (min(late) - min(early)) / (apart * requests_per_look)
+    third, fourth = looks[-2 * quarter : -quarter], looks[-quarter:]
+    return (min(fourth) - min(third)) / (quarter * requests_per_look)
