@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from edgeqwen.cli.serve import SETTINGS
+from edgeqwen.cli.serve import command as serve_command
 from edgeqwen.config import LIVE_KEYS, Config, ConfigSources, Value, changes_between, fields_of_tables, load
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 
@@ -148,11 +151,18 @@ def test_what_can_be_read_once_only_is_not_read_again(tmp_path: Path) -> None:
         ConfigSources(tmp_path / "nowhere.toml", {}, {}).read_again()
 
 
-DOCUMENT = (Path(__file__).parent.parent / "docs" / "configuration.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+DOCUMENT = (DOCS / "configuration.md").read_text(encoding="utf-8")
+KINDS = {bool: "true, false", int: "whole number", float: "number", str: "text", tuple: "list of texts"}
+FLAGS = {
+    SETTINGS[parameter.name]: f"`{parameter.opts[0]}`"
+    for parameter in serve_command.params
+    if parameter.name in SETTINGS
+}
 
 
 def documented_row(name: str) -> list[str]:
-    """What the row of a key should say: key, default, range, live."""
+    """What the row of a key should say: key, type and range, default, flag, variable, live."""
     table, _, key = name.partition(".")
     known = fields_of_tables()[table][key]
     match known.default:
@@ -165,17 +175,41 @@ def documented_row(name: str) -> list[str]:
         case _:
             default = str(known.default)
     options, least, most = (known.metadata[each] for each in ("options", "least", "most"))
-    bounds = "" if least is None else f"{least:g} to {most if isinstance(most, int) else format(most, 'g')}"
-    span = " ".join(f"`{option}`" for option in options) if options else bounds
-    return [f"`{name}`", f"`{default}`" if default else "", span, "live" if name in LIVE_KEYS else ""]
+    bounds = "" if least is None else f", {least:g} to {most if isinstance(most, int) else format(most, 'g')}"
+    span = ", ".join(f"`{option}`" for option in options) if options else KINDS[type(known.default)] + bounds
+    shown = f"`{default}`" if default else "empty"
+    variable = f"`EDGEQWEN_{table.upper()}_{key.upper()}`"
+    return [f"`{key}`", span, shown, FLAGS.get(name, ""), variable, "live" if name in LIVE_KEYS else ""]
 
 
-def test_the_document_has_every_key_with_its_default_its_range_and_when_it_counts() -> None:
-    rows = [
-        [cell.strip() for cell in line.split("|")[1:-1]] for line in DOCUMENT.splitlines() if line.startswith("| `")
-    ]
-    assert [row[:4] for row in rows] == [documented_row(name) for name in KEYS]
-    assert all(row[4] for row in rows)
+def test_the_document_has_every_key_as_it_is() -> None:
+    sections = re.findall(r"^### \[(\w+)\]\n(.*?)(?=^#|\Z)", DOCUMENT, re.DOTALL | re.MULTILINE)
+    rows = {
+        table: [
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")
+        ]
+        for table, text in sections
+    }
+    assert {table: [row[:6] for row in rows[table]] for table in rows} == {
+        table: [documented_row(f"{table}.{key}") for key in keys] for table, keys in fields_of_tables().items()
+    }
+    assert all(row[6] for each in rows.values() for row in each)
+
+
+def test_every_flag_of_serve_is_of_a_setting() -> None:
+    names = {parameter.name for parameter in serve_command.params}
+    assert names - {"config_path"} == set(SETTINGS)
+    assert set(SETTINGS.values()) <= set(KEYS)
+
+
+def test_the_example_has_every_key_and_sets_none(tmp_path: Path) -> None:
+    text = (DOCS / "edgeqwen.toml").read_text(encoding="utf-8")
+    assert load(write(tmp_path, text), {}, {}) == Config()
+    in_force = re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE)
+    assert {table: list(keys) for table, keys in tomllib.loads(in_force).items()} == {
+        table: list(keys) for table, keys in fields_of_tables().items()
+    }
+    assert load(write(tmp_path, in_force), {}, {}) == Config()
 
 
 def test_the_configuration_that_the_document_shows_is_one(tmp_path: Path) -> None:

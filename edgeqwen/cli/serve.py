@@ -25,6 +25,21 @@ if TYPE_CHECKING:
 BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 """numpy's library for matrices starts a thread for each CPU when it is loaded, and the daemon has no use for them."""
 
+SETTINGS: Final = {
+    "package": "model.package",
+    "socket_path": "socket.path",
+    "http_listen": "http.listen",
+    "runtime": "engine.runtime",
+    "context": "kv.context",
+    "slots": "kv.slots",
+    "kv_type": "kv.type",
+    "threads": "cpu.threads",
+    "cpus": "cpu.cpus",
+    "state_dir": "service.state_dir",
+    "cache_dir": "service.cache_dir",
+}
+"""Parameter of the command -> the setting that it is of."""
+
 
 @click.command("serve", short_help="Load a model and serve it on a Unix socket.")
 @click.option("--model", "package", metavar="PACKAGE|NAME", help="Default: the only installed model.")
@@ -58,20 +73,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
     from edgeqwen.config import ConfigSources
 
-    names = {
-        "package": "model.package",
-        "socket_path": "socket.path",
-        "http_listen": "http.listen",
-        "runtime": "engine.runtime",
-        "context": "kv.context",
-        "slots": "kv.slots",
-        "kv_type": "kv.type",
-        "threads": "cpu.threads",
-        "cpus": "cpu.cpus",
-        "state_dir": "service.state_dir",
-        "cache_dir": "service.cache_dir",
-    }
-    given = {names[flag]: value for flag, value in flags.items()}
+    given = {SETTINGS[flag]: value for flag, value in flags.items()}
     sources = ConfigSources(config_path, dict(os.environ), given)
     config = sources.read()
     checked_processor()
