@@ -157,8 +157,10 @@ def _check_place(folder_fd: int, name: str, full: str) -> None:
         status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
         return
+    if stat.S_ISDIR(status.st_mode):
+        raise ConfigInvalid(f"{full} is a folder and not a socket; choose a path in it, or another one")
     if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigInvalid(f"{full} exists and is not a socket; remove it or choose another path")
+        raise ConfigInvalid(f"{full} exists and is not a socket; choose another path, or move it away")
     if status.st_uid != os.geteuid():
         raise ConfigInvalid(f"{full} is a socket of uid {status.st_uid}; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
