@@ -109,6 +109,14 @@ def test_no_question_is_a_usage_error(capsys: pytest.CaptureFixture[str], argume
     assert "question" in capsys.readouterr().err
 
 
+def test_question_that_is_no_text_is_refused_before_a_model_is_fetched(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgeqwen.cli.quickstart.find_model", lambda _: pytest.fail("a model was looked for"))
+    assert main(["why \udcff?"]) == 65
+    assert "the question is not UTF-8" in capsys.readouterr().err
+
+
 def test_unknown_flag_is_one_line_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--loud", "why?"])

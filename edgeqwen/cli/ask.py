@@ -20,7 +20,7 @@ from edgeqwen.errors import EXIT_INTERRUPTED, BadRequest, EdgeqwenError
 
 DIM: Final = "\x1b[2m"
 PLAIN: Final = "\x1b[0m"
-MORE_ROOM: Final = "--max-tokens N allows more, up to what the model's context holds"
+MORE_ROOM: Final = "--max-tokens N of `edgeqwen ask` and `chat` allows more, up to the model's context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from edgeqwen.cli.main import one_line
 from edgeqwen.cli.places import models_folder
-from edgeqwen.cli.streams import StreamFailed, complain, failures_named, open_missing
+from edgeqwen.cli.streams import StreamFailed, complain, failures_named, open_missing, valid_text
 from edgeqwen.core.model import Manifest
 from edgeqwen.core.package import open_package
 from edgeqwen.errors import EXIT_INTERRUPTED, EXIT_USAGE, CannotWrite, EdgeqwenError, FileError, ModelMissing
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the daemon is stopped too
     try:
         with failures_named():
-            return run(question, given.cache)
+            return run(valid_text(question, "the question"), given.cache)
     except StreamFailed as error:
         if not error.is_closed:
             say(error.message)
