@@ -38,10 +38,14 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_reaches_what_is_started() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and programs started from there inherit that."""
+def _signals_reach_what_is_started() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP; programs started from there
+    inherit that, but no handler.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 FENV_BYTES = 64
