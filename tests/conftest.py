@@ -39,7 +39,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_reach_what_is_started() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, and nohup with SIGHUP; programs started from there
+    """A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and programs started from there
     inherit that, but no handler.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

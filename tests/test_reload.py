@@ -305,7 +305,7 @@ async def rest_of(client: HttpClient) -> bytes:
 
 
 async def test_a_revoked_key_is_refused_and_what_runs_for_it_is_cut_off(tmp_path: Path) -> None:
-    async with listening(tmp_path, fake_inference(LONG, step_s=0.005), keys=ApiKeys(KEYS)) as (wire, port):
+    async with listening(tmp_path, fake_inference(LONG, step_s=0.005, speculates=False), keys=ApiKeys(KEYS)) as (wire, port):
         theirs, ours, idle = [await port.connect() for _ in range(3)]
         assert (await idle.ask("GET", "/v1/models", headers=key(KEYS[1]))).status == 200
         theirs.send("POST", CHAT, {"messages": USER, "stream": True}, headers=key(KEYS[1]))
@@ -320,7 +320,7 @@ async def test_a_revoked_key_is_refused_and_what_runs_for_it_is_cut_off(tmp_path
 
 
 async def test_with_the_first_keys_those_without_one_are_shut_out(tmp_path: Path) -> None:
-    async with listening(tmp_path, fake_inference(LONG, step_s=0.005)) as (wire, port):
+    async with listening(tmp_path, fake_inference(LONG, step_s=0.005, speculates=False)) as (wire, port):
         local, remote = await connect(wire), await port.connect()
         for client in (local, remote):
             client.send("POST", CHAT, {"messages": USER, "max_tokens": 200}, headers={"Host": "localhost"})

@@ -58,9 +58,18 @@ def token_ids(text: str) -> tuple[int, ...]:
 
 
 def fake_inference(
-    text: str = "Hello!", *, gate: Gate | None = None, limits: EngineLimits | None = None, **script: Any
+    text: str = "Hello!",
+    *,
+    gate: Gate | None = None,
+    limits: EngineLimits | None = None,
+    speculates: bool = True,
+    **script: Any,
 ) -> Inference:
-    """The real engine on a scripted runtime that says `text`, over a tokenizer of single bytes and a few words."""
+    """The real engine on a scripted runtime that says `text`, over a tokenizer of single bytes and a few words.
+
+    What must still run when something else happens needs an engine that does not speculate: a text that repeats itself
+    is soon over by guesses.
+    """
     tokenizer = byte_level()
     members: dict[str, Any] = {"tokens": token_ids(text), "eos": eos_id(), "num_tokens": tokenizer.num_tokens} | script
     said = FakeScript(**members)
@@ -77,6 +86,7 @@ def fake_inference(
         runtime_factory=lambda progress: load_fake(said, progress, vocab_size=512, capacity=4096, sleep=sleep),
         model=files,
         limits=limits or EngineLimits(),
+        speculates=speculates,
         seed_source=lambda: 42,
     )
 
