@@ -39,8 +39,8 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], a
 
 @pytest.fixture(autouse=True, scope="session")
 def _signals_reach_what_is_started() -> None:
-    """A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP, and programs started from there
-    inherit that, but no handler.
+    """A shell starts what runs in its background with SIGINT ignored, nohup with SIGHUP; programs started from there do
+    so, too, for that is inherited, as no handler is.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

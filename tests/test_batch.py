@@ -182,7 +182,7 @@ async def test_other_requests_go_on_beside_a_batch(tmp_path: Path) -> None:
 
 
 async def test_cancelling_a_batch_ends_its_items_and_gives_one_final_frame(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.005)) as wire:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.005, speculates=False)) as wire:
         client = await wire.connect()
         client.send({"op": "batch", "id": "b", "items": [{"prompt": "a"}] * 12})
         await until(lambda: wire.inference.stats().running == 8)
@@ -203,7 +203,7 @@ async def test_cancelling_a_batch_ends_its_items_and_gives_one_final_frame(tmp_p
 
 
 async def test_hanging_up_ends_all_items(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.005)) as wire:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.005, speculates=False)) as wire:
         client = await wire.connect()
         client.send({"op": "batch", "items": [{"prompt": "a"}] * 12}, {"op": "batch", "items": [{"prompt": "a"}]})
         await until(lambda: wire.inference.stats().running == 8)

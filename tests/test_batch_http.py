@@ -254,7 +254,7 @@ async def test_errors_that_nobody_reads_do_not_pile_up(tmp_path: Path) -> None:
 async def test_hanging_up_ends_all_items(tmp_path: Path, is_stuck: bool) -> None:
     """Also while the body is not read, when the end of the connection does not show by itself."""
     items = [{"prompt": "a", "x_pad": "x" * (20_000 if is_stuck else 1)}] * 100
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.01)) as wire:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.01, speculates=False)) as wire:
         client = await connect(wire)
         client.send("POST", PATH, items)
         stats = wire.inference.stats

@@ -376,7 +376,7 @@ async def test_silence_beyond_the_limit_cancels_the_request(tmp_path: Path) -> N
 
 
 async def test_a_daemon_that_goes_away_cuts_every_request_off(tmp_path: Path) -> None:
-    async with serve(tmp_path, fake_inference(LONG, step_s=0.01)) as wire, connected(wire) as client:
+    async with serve(tmp_path, fake_inference(LONG, step_s=0.01, speculates=False)) as wire, connected(wire) as client:
         asking = [asyncio.create_task(client.chat("x")) for _ in range(3)]
         await until(lambda: wire.inference.stats().running == 3)
         await wire.server.close(grace_s=0.01)

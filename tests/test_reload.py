@@ -305,7 +305,8 @@ async def rest_of(client: HttpClient) -> bytes:
 
 
 async def test_a_revoked_key_is_refused_and_what_runs_for_it_is_cut_off(tmp_path: Path) -> None:
-    async with listening(tmp_path, fake_inference(LONG, step_s=0.005, speculates=False), keys=ApiKeys(KEYS)) as (wire, port):
+    inference = fake_inference(LONG, step_s=0.005, speculates=False)
+    async with listening(tmp_path, inference, keys=ApiKeys(KEYS)) as (wire, port):
         theirs, ours, idle = [await port.connect() for _ in range(3)]
         assert (await idle.ask("GET", "/v1/models", headers=key(KEYS[1]))).status == 200
         theirs.send("POST", CHAT, {"messages": USER, "stream": True}, headers=key(KEYS[1]))
