@@ -161,6 +161,8 @@ def test_every_front_gives_the_same_answer(played: Played, name: str) -> None:
     for front, answer in played.of(name).items():
         assert answer.refused is None, (front, answer.raw)
         expected = played.answers[name, "socket"].content if content is None else content
+        if front == "ask":  # the output of a command is whole lines, so one break at the end may be either's
+            expected = expected.removesuffix("\n")
         assert answer.content == expected, front
         if front != "ask":
             assert (answer.reasoning, answer.finish) == (case.reasoning, case.finish), front
