@@ -63,7 +63,8 @@ def measure(time_step: StepTimer, *, has_prefill: bool, capacity: int) -> Machin
     """Time steps of one sequence, each the best of `REPEATS` after one that is not counted.
 
     More rows never take less: what says so was timed while the machine had other work. It is timed again, up to
-    `REMEASURES` times; what then still falls is taken to cost what fewer rows do.
+    `REMEASURES` times; what then still takes longer than more rows is taken to cost what they do, since other work only
+    ever adds.
     """
     context = min(CONTEXT, max(0, capacity - max(ROWS)))
     if context:
@@ -78,7 +79,8 @@ def measure(time_step: StepTimer, *, has_prefill: bool, capacity: int) -> Machin
         for _ in range(REMEASURES):
             for rows in out_of_order(took):
                 took[rows] = min(took[rows], timed(stage, rows))
-        return tuple(zip(took, itertools.accumulate(took.values(), max), strict=True))
+        from_the_widest = itertools.accumulate(reversed(took.values()), min)
+        return tuple(zip(took, reversed([*from_the_widest]), strict=True))
 
     return MachineProfile(series("decode"), series("prefill") if has_prefill else ())
 
