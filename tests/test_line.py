@@ -167,6 +167,10 @@ def test_urgency_grows_by_one_with_each_span_of_waiting(name: str) -> None:
     assert line.order([urgent, old], num_levels * AGING_S)[0] is old
 
 
+ROUNDING_S = 1e-9
+"""Of sums of some dozen steps."""
+
+
 @given(
     steps=st.lists(
         st.tuples(st.sets(st.sampled_from("abc"), min_size=1), st.sampled_from("abc"), st.floats(0.001, 2)),
@@ -181,7 +185,7 @@ def test_owners_that_stay_are_never_further_apart_than_the_longest_step(
     for present, _, seconds in steps:
         shares.keep(present)
         had = {owner: shares.had_s(owner) for owner in present}
-        assert max(had.values()) - min(had.values()) <= 2.0
+        assert max(had.values()) - min(had.values()) <= 2.0 + ROUNDING_S
         shares.charge(min(present, key=lambda owner: (shares.had_s(owner), owner)), seconds)
 
 
