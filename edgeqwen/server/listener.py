@@ -152,7 +152,7 @@ class SocketServer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
-        self._per_uid[connection.peer.uid] -= 1
+        self._per_uid -= Counter((connection.peer.uid,))  # without those that come to nothing
         self._gone.set()
 
     def open_http(self, transport: asyncio.Transport, peer: Peer) -> HttpSession:
