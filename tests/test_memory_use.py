@@ -7,6 +7,8 @@ import ctypes
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,7 +23,6 @@ import pytest
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.runtime.onnx import OnnxRuntime
-from edgeqwen.runtime.session import keep_large_blocks_apart
 from edgeqwen.runtime.step_graph import KEPT_SHAPES
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon
 from tests.models import tiny_package, tiny_runtime
@@ -133,20 +134,33 @@ def test_what_the_widest_steps_need_is_given_back_in_the_next_pause(monkeypatch:
     runtime.close()
 
 
+FREE_IN_A_THREAD = f"""
+import os
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from edgeqwen.runtime.session import keep_large_blocks_apart
+from tests.processes import anonymous_bytes
+
+def work():
+    np.ones({HEAP_BYTES} // 2, np.uint8)  # from which glibc would learn to keep so much
+    blocks = [np.ones({BLOCK_BYTES}, np.uint8) for _ in range({HEAP_BYTES} // {BLOCK_BYTES})]
+    held = anonymous_bytes(os.getpid())
+    blocks.clear()
+    return held - anonymous_bytes(os.getpid())
+
+keep_large_blocks_apart()
+with ThreadPoolExecutor(1) as pool:  # a thread has heaps of its own
+    print(pool.submit(work).result())
+"""
+
+
 def test_what_a_thread_frees_goes_back_though_larger_blocks_have_been_before() -> None:
+    """In a process of its own: heaps of other tests' threads may have room for what is to go back."""
     if not hasattr(ctypes.CDLL(None), "mallopt"):
         pytest.skip("this C library decides for itself")
-    keep_large_blocks_apart()
-
-    def work() -> int:
-        np.ones(HEAP_BYTES // 2, np.uint8)  # from which glibc would learn to keep so much
-        blocks = [np.ones(BLOCK_BYTES, np.uint8) for _ in range(HEAP_BYTES // BLOCK_BYTES)]
-        held = anonymous_bytes(os.getpid())
-        blocks.clear()
-        return held - anonymous_bytes(os.getpid())
-
-    with ThreadPoolExecutor(1) as pool:  # a thread has heaps of its own
-        assert pool.submit(work).result() > HEAP_BYTES - SPARE_BYTES
+    command = [sys.executable, "-c", FREE_IN_A_THREAD]
+    result = subprocess.run(command, capture_output=True, check=True, timeout=HANG_GUARD_S)
+    assert int(result.stdout) > HEAP_BYTES - SPARE_BYTES
 
 
 def run_shapes(runtime: OnnxRuntime, draw: random.Random, count: int) -> None:
