@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -19,7 +20,12 @@ from tests.daemons import HANG_GUARD_S
 from tests.served import KEY, Served, Servers, servers
 
 USER: Final[list[dict[str, Any]]] = [{"role": "user", "content": "Say hello."}]
-PARAMETERS: Final = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PARAMETERS: Final = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 TOOLS: Final = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": PARAMETERS}}]
 SCHEMA: Final = {
     "type": "object",
@@ -35,6 +41,13 @@ pytestmark = [  # the packages leave connections to be collected
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected_here() -> Iterator[None]:
+    """Before the tests of another module, which would fail with the warnings."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +155,9 @@ def test_openai_calls_a_tool_and_goes_on(servers_: Servers) -> None:
 def test_openai_demands_a_tool_of_the_real_model(servers_: Servers) -> None:
     client = openai_client(servers_.real, timeout=MODEL_GUARD_S)
     choice = {"type": "function", "function": {"name": "look"}}
+    given: dict[str, Any] = {"model": "any", "messages": USER, "tools": TOOLS, "max_tokens": 150, **GREEDY}
     for wanted in ("required", choice):
-        answer = client.chat.completions.create(
-            model="any", messages=USER, tools=TOOLS, tool_choice=wanted, parallel_tool_calls=False, max_tokens=150
-        )
+        answer = client.chat.completions.create(**given, tool_choice=wanted, parallel_tool_calls=False)
         (call,) = answer.choices[0].message.tool_calls
         assert answer.choices[0].finish_reason == "tool_calls"
         assert isinstance(json.loads(call.function.arguments)["city"], str)
@@ -218,9 +230,8 @@ def test_langchain_chats_and_works_through_a_batch(servers_: Servers, kind: str)
     served = getattr(servers_, kind)
     langchain = pytest.importorskip("langchain_openai")
     extra = {"enable_thinking": True, "return_reasoning": True}
-    chat = langchain.ChatOpenAI(
-        base_url=f"{served.url}/v1", api_key=served.key, model="any", max_tokens=20, extra_body=extra, max_retries=0
-    )
+    given = {"model": "any", "max_tokens": 20, "extra_body": extra, "max_retries": 0, **GREEDY}
+    chat = langchain.ChatOpenAI(base_url=f"{served.url}/v1", api_key=served.key, **given)
     answer = chat.invoke("Say hello.")
     assert answer.content
     assert answer.usage_metadata["output_tokens"] > 0
