@@ -244,7 +244,7 @@ async def test_a_hang_stops_neither_deadlines_nor_cancellations() -> None:
 
 
 async def test_a_deadline_comes_true_for_a_running_and_for_a_queued_request() -> None:
-    async with running(FakeScript(tokens=ids("Hello"), loop=True, step_s=0.002, num_slots=1)) as rig:
+    async with running(FakeScript(tokens=ids("Hello"), loop=True, step_s=0.02, num_slots=1)) as rig:
         _, first = await rig.submit(deadline_ms=600, ignore_eos=True, speculate=False)
         _, second = await rig.submit(deadline_ms=30)
         done = await second.done()
