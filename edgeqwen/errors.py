@@ -8,8 +8,9 @@ library, with `raise ... from`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,9 @@ EXIT_CONFIG: Final = 78
 EXIT_INTERRUPTED: Final = 130
 
 
+_PLACE: Final = re.compile(r"(?<=\[)\d+(?=\])")  # in a list
+
+
 class EdgeqwenError(Exception):
     """Base of every error that a client or a file can cause.
 
@@ -77,6 +81,23 @@ class EdgeqwenError(Exception):
         assert self.code in CODES, self.code
         self.field = field
         self.retry_ms = retry_ms
+
+    def reworded(self, message: str, *, field: str | None = None) -> Self:
+        """The same error in other words; `field` None: it is about the same member as before."""
+        other = type(self).__new__(type(self), message)
+        other.__dict__.update(self.__dict__, message=message, field=self.field if field is None else field)
+        return other
+
+    def counted_from(self, start: int) -> Self:
+        """An error about an element of a list that is itself a part, from `start` on, of one that the client sees: by
+        the place that the element has there. Any other error as it is.
+        """
+        if self.field is None or _PLACE.search(self.field) is None:
+            return self
+        field, message = (
+            _PLACE.sub(lambda match: str(start + int(match[0])), text, count=1) for text in (self.field, self.message)
+        )
+        return self.reworded(message, field=field)
 
     @property
     def exit_code(self) -> int:

@@ -44,8 +44,7 @@ def named(**names: str) -> Iterator[None]:
     except EdgeqwenError as error:
         if (name := names.get(error.field or "")) is None:
             raise
-        message = f"{shown(name, sys.stderr)}: {error.message}"
-        raise type(error)(message, code=error.code, field=error.field, retry_ms=error.retry_ms) from error
+        raise error.reworded(f"{shown(name, sys.stderr)}: {error.message}") from error
 
 
 def warn_unless_saved(frame: dict[str, Any]) -> None:

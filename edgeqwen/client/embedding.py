@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -17,7 +16,6 @@ FIRST_TEXTS: Final = 4
 
 NUMBER_BYTES: Final = 11
 REST_BYTES: Final = 2048
-_NUMBER: Final = re.compile(r"(?<=\[)\d+(?=\])")
 
 
 class EmbedJob:
@@ -68,10 +66,10 @@ class EmbedJob:
         try:
             yield
         except EdgeqwenError as error:
-            if not self._start or error.field is None or _NUMBER.search(error.field) is None:
+            placed = error.counted_from(self._start)
+            if placed is error:
                 raise
-            field, message = (self._shifted(text) for text in (error.field, error.message))
-            raise type(error)(message, code=error.code, field=field, retry_ms=error.retry_ms) from error
+            raise placed from error
 
     @property
     def embeddings(self) -> Embeddings:
@@ -84,6 +82,3 @@ class EmbedJob:
             return FIRST_TEXTS
         fitting = (self.limits["reply"] - REST_BYTES) // (NUMBER_BYTES * self._parts[0].dims + 1)
         return max(1, min(self.limits["texts"], fitting))
-
-    def _shifted(self, text: str) -> str:
-        return _NUMBER.sub(lambda match: str(int(match[0]) + self._start), text, count=1)

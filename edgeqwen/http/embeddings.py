@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -38,8 +37,6 @@ MAX_INPUTS: Final = 2048
 
 OBJECT_BYTES: Final = 64
 """What stands around a vector in the reply, at most."""
-
-_NUMBER: Final = re.compile(r"(?<=\[)\d+(?=\])")
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,7 +93,7 @@ class EmbeddingVectors:
         try:
             return await self._inference.embed(wanted, owner=peer.owner)
         except EdgeqwenError as exc:
-            raise _numbered(renamed(exc, NAMES), num_before) from exc
+            raise renamed(exc, NAMES).counted_from(num_before) from exc
 
     def _check_size(self, count: int, num_dims: int, body: EmbeddingBody) -> None:
         """Raise `BadRequest` for vectors of another length than the model's, or for more than a reply holds."""
@@ -122,18 +119,6 @@ def _left_ms(deadline_ms: int, past_s: float) -> int:
     """What is left of a deadline; as long as no time has passed, what the client gave, right or wrong."""
     past_ms = int(1000 * past_s)
     return max(1, deadline_ms - past_ms) if past_ms else deadline_ms
-
-
-def _numbered(error: EdgeqwenError, num_before: int) -> EdgeqwenError:
-    """The error of a text of a group, with its number among all texts."""
-    if error.field is None or _NUMBER.search(error.field) is None:
-        return error
-
-    def shifted(match: re.Match[str]) -> str:
-        return str(int(match[0]) + num_before)
-
-    field, message = (_NUMBER.sub(shifted, text, count=1) for text in (error.field, error.message))
-    return EdgeqwenError(message, code=error.code, field=field, retry_ms=error.retry_ms)
 
 
 def _encoded(found: Embeddings, encoding: str) -> list[msgspec.Raw]:

@@ -200,4 +200,4 @@ def renamed(error: EdgeqwenError, names: Mapping[str, str]) -> EdgeqwenError:
     if message.startswith(name):
         message = names[name] + message.removeprefix(name)
     field = names[name] + field.removeprefix(name)
-    return EdgeqwenError(message, code=error.code, field=field, retry_ms=error.retry_ms)
+    return error.reworded(message, field=field)

@@ -83,4 +83,4 @@ def _in_their_words(error: EdgeqwenError, wanted: MessagesRequest) -> EdgeqwenEr
 
     found = renamed(error, NAMES)
     field = None if found.field is None else _MESSAGE.sub(theirs, found.field)
-    return EdgeqwenError(_MESSAGE.sub(theirs, found.message), code=found.code, field=field, retry_ms=found.retry_ms)
+    return found.reworded(_MESSAGE.sub(theirs, found.message), field=field)
