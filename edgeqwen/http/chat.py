@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
 from typing import Any
 
 from edgeqwen.core.request import Delta, ToolCall
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.http import web
-from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, groups_of, open_event_stream
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Piece, Running, is_shown, renamed
 from edgeqwen.http.openai_reply import END, ChoiceText, Chunks, completion, logprob_object
 from edgeqwen.http.openai_request import NAMES, ChatRequest, read_chat
@@ -18,7 +17,7 @@ from edgeqwen.http.requests import read_object
 from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
-from edgeqwen.protocol.replies import split_text
+from edgeqwen.protocol.replies import side_by_side, split_text
 
 
 class ChatCompletions:
@@ -78,16 +77,15 @@ class ChatCompletions:
         return response
 
     def _chunks(self, chunks: Chunks, piece: Piece, logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """A piece in chunks of at most the size of a frame, its log-probabilities beside the first of its text."""
+        """A piece in chunks of at most the size of a frame."""
         room = self._limits.frame_bytes - CHUNK_OVERHEAD
         if isinstance(piece, ToolCall):
             yield chunks.call(piece)
             for text in split_text(piece.arguments, room):
                 yield chunks.arguments(piece, text)
             return
-        room = room // 2 if logprobs else room
-        for text, entries in zip_longest(split_text(piece.text, room), groups_of(logprobs, room)):
-            yield chunks.text(piece.choice, piece.channel, text or "", entries or ())
+        for text, entries in side_by_side(piece.text, logprobs, room):
+            yield chunks.text(piece.choice, piece.channel, text, entries)
 
     async def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
         """Those of the content; the thought and the end token, which has no text, have no place in OpenAI's format."""
@@ -103,7 +101,7 @@ class ChatCompletions:
 def _in_their_words(error: EdgeqwenError, members: Mapping[str, Any]) -> EdgeqwenError:
     """The engine knows some fields by other names than this format, and a conversation is a session."""
     if error.field == "session":
-        return EdgeqwenError(error.message, code=error.code, field="conversation_id", retry_ms=error.retry_ms)
+        return error.reworded(error.message, field="conversation_id")
     if members.get("max_completion_tokens") is not None:
         return renamed(error, {**NAMES, "max_tokens": "max_completion_tokens"})
     return renamed(error, NAMES)

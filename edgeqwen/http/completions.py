@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 
 from edgeqwen.core.request import Delta
 from edgeqwen.errors import EdgeqwenError
@@ -17,7 +16,7 @@ from edgeqwen.http.completion_reply import (
     part_event,
 )
 from edgeqwen.http.completion_request import NAMES, CompletionRequest, read_completion
-from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, groups_of, open_event_stream
+from edgeqwen.http.event_stream import CHUNK_OVERHEAD, event, open_event_stream
 from edgeqwen.http.generations import Generations, Head, Running, renamed
 from edgeqwen.http.openai_reply import END
 from edgeqwen.http.replies import error_members, json_response
@@ -25,7 +24,7 @@ from edgeqwen.http.requests import read_object
 from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
-from edgeqwen.protocol.replies import split_text
+from edgeqwen.protocol.replies import side_by_side
 
 
 class Completions:
@@ -84,15 +83,13 @@ class Completions:
     async def _parts(
         self, head: Head, wanted: CompletionRequest, lists: Sequence[TokenList], piece: Delta
     ) -> list[bytes]:
-        """A piece in parts of at most the size of a frame, its log-probabilities beside the first of its text."""
+        """A piece in parts of at most the size of a frame."""
         tokens = lists[piece.choice]
         await self._take_logprobs(tokens, piece)
-        logprobs = tokens.take()
         room = self._limits.frame_bytes - CHUNK_OVERHEAD
-        room = room // 2 if logprobs else room
         return [
-            part_event(head, choice_object(piece.choice, text or "", entries or ()), with_usage=wanted.with_usage_chunk)
-            for text, entries in zip_longest(split_text(piece.text, room), groups_of(logprobs, room))
+            part_event(head, choice_object(piece.choice, text, entries), with_usage=wanted.with_usage_chunk)
+            for text, entries in side_by_side(piece.text, tokens.take(), room)
         ]
 
     async def _take_logprobs(self, tokens: TokenList, piece: Delta) -> None:

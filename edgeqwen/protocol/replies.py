@@ -7,14 +7,17 @@ lines can read it. A streamed frame is at most `frame_bytes` long, its LF includ
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from edgeqwen.core.request import Delta, Timings, TokenLogprob, ToolCall, Usage
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.protocol.messages import RequestId
+
+T = TypeVar("T")
 
 # `{"id":"<64>","done":false,"choice":7,"reasoning":"",...}` and LF, with room to spare.
 ENVELOPE_BYTES: Final = 512
@@ -76,33 +79,39 @@ def logprob_members(logprob: TokenLogprob) -> dict[str, Any]:
     return members
 
 
-def split_logprobs(logprobs: Sequence[TokenLogprob], max_bytes: int) -> Iterator[list[dict[str, Any]]]:
-    """Groups of encoded entries, each group of at most `max_bytes` (a single entry is never split)."""
-    group: list[dict[str, Any]] = []
-    size = 0
-    for logprob in logprobs:
-        members = logprob_members(logprob)
-        length = len(msgspec.json.encode(members)) + 1
-        if group and size + length > max_bytes:
+def groups_of(entries: Iterable[T], max_bytes: int) -> Iterator[list[T]]:
+    """`entries` in their order, in groups that take at most `max_bytes` as JSON; one that is longer stands alone."""
+    group: list[T] = []
+    num_bytes = 0
+    for entry in entries:
+        size = len(msgspec.json.encode(entry)) + 1
+        if group and num_bytes + size > max_bytes:
             yield group
-            group, size = [], 0
-        group.append(members)
-        size += length
+            group, num_bytes = [], 0
+        group.append(entry)
+        num_bytes += size
     if group:
         yield group
 
 
+def side_by_side(text: str, entries: Sequence[T], max_bytes: int) -> Iterator[tuple[str, list[T]]]:
+    """A text and what is said of its tokens, split so that both pieces of a pair take at most `max_bytes` together.
+    Where one of them has come to its end the other goes on beside nothing.
+    """
+    room = max_bytes // 2 if entries else max_bytes
+    for piece, group in zip_longest(split_text(text, room), groups_of(entries, room)):
+        yield piece or "", group or []
+
+
 def delta_frames(delta: Delta, *, frame_bytes: int, with_choice: bool) -> Iterator[dict[str, Any]]:
-    """The members of the frames that carry `delta`. Text and log-probabilities are split side by side."""
-    room = frame_bytes - ENVELOPE_BYTES
+    """The members of the frames that carry `delta`."""
     name = "delta" if delta.channel == "content" else "reasoning"
-    texts = list(split_text(delta.text, room // 2 if delta.logprobs else room))
-    groups = list(split_logprobs(delta.logprobs, room // 2))
-    for index in range(max(len(texts), len(groups))):
+    logprobs = [logprob_members(each) for each in delta.logprobs]
+    for text, group in side_by_side(delta.text, logprobs, frame_bytes - ENVELOPE_BYTES):
         members: dict[str, Any] = {"choice": delta.choice} if with_choice else {}
-        members[name] = texts[index] if index < len(texts) else ""
-        if index < len(groups):
-            members["logprobs"] = groups[index]
+        members[name] = text
+        if group:
+            members["logprobs"] = group
         yield members
 
 
