@@ -138,7 +138,7 @@ FREE_IN_A_THREAD = f"""
 import os
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from edgeqwen.runtime.session import keep_large_blocks_apart
+from edgeqwen.cpu import keep_large_blocks_apart
 from tests.processes import anonymous_bytes
 
 def work():

@@ -16,7 +16,7 @@ from edgeqwen.cpu.processor import (
     parse_cpuinfo,
     read_processor,
 )
-from edgeqwen.cpu.residency import forget_pages, share_heaps, trim_heap
+from edgeqwen.cpu.residency import forget_pages, keep_large_blocks_apart, share_heaps, trim_heap
 from edgeqwen.cpu.sysfiles import format_cpu_list, parse_cpu_list
 from edgeqwen.cpu.threads import may_place_threads, place_calling_thread, placed, read_thread_plan, usable_cpus
 from edgeqwen.cpu.topology import Core, Topology, read_topology
@@ -38,6 +38,7 @@ __all__ = [
     "fingerprint",
     "forget_pages",
     "format_cpu_list",
+    "keep_large_blocks_apart",
     "may_place_threads",
     "memory_limits",
     "missing_flags",

@@ -18,7 +18,10 @@ from typing import Final
 
 SMAPS: Final = Path("/proc/self/smaps")
 PATH_FIELD: Final = 5
-M_ARENA_MAX: Final = -8  # malloc.h
+M_TRIM_THRESHOLD: Final = -1  # malloc.h
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+LARGE_BYTES: Final = 2 << 20
 MOST_HEAPS: Final = 2
 
 
@@ -39,8 +42,23 @@ def share_heaps() -> None:
     others: 5 MB in a daemon that has just loaded, twice that once it has compiled many grammars, each on a thread of
     its own. One heap for all would make steps of several sequences 7 % slower: threads would wait for each other.
     """
+    _set_allocator(M_ARENA_MAX, MOST_HEAPS)
+
+
+def keep_large_blocks_apart() -> None:
+    """Have what is large in memory go back to the system as soon as it is freed, whatever has been before.
+
+    Left to itself glibc learns: once a block of 32 MB has been freed, smaller ones come out of heaps, of which it keeps
+    up to 64 MB, and the end of a heap that is a thread's is not even let go when it is told to trim. So the thresholds
+    are set, above all that drawing a token needs for a moment.
+    """
+    _set_allocator(M_MMAP_THRESHOLD, LARGE_BYTES)
+    _set_allocator(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
+
+
+def _set_allocator(option: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, MOST_HEAPS)
+        ctypes.CDLL(None).mallopt(option, value)
 
 
 def trim_heap() -> None:

@@ -25,7 +25,7 @@ from edgeqwen.core.kernel import KERNEL_CHECK
 from edgeqwen.core.model import KVType, Manifest, Stage
 from edgeqwen.core.package import MANIFEST, WEIGHTS, Package
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
-from edgeqwen.cpu import ThreadPlan, forget_pages, trim_heap
+from edgeqwen.cpu import ThreadPlan, forget_pages, keep_large_blocks_apart, trim_heap
 from edgeqwen.errors import ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
 from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
@@ -34,7 +34,6 @@ from edgeqwen.runtime.profile import measure, read_profile, write_profile
 from edgeqwen.runtime.session import (
     attention_settings,
     has_shape,
-    keep_large_blocks_apart,
     open_session,
     session_options,
 )

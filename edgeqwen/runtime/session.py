@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +26,6 @@ from edgeqwen.core.model import KV_KINDS, ModelSpec
 from edgeqwen.errors import ModelInvalid, RuntimeFailed
 
 MESSAGE_LEN = 300
-M_TRIM_THRESHOLD: Final = -1  # malloc.h
-M_MMAP_THRESHOLD: Final = -3
-LARGE_BYTES: Final = 2 << 20
 FLASH_SWITCH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 
@@ -51,19 +47,6 @@ def session_options(num_threads: int, *, is_precise: bool = False, affinities: s
     if is_precise:
         options.add_session_config_entry("session.x64quantprecision", "1")
     return options
-
-
-def keep_large_blocks_apart() -> None:
-    """Have what is large in memory go back to the system as soon as it is freed, whatever has been before.
-
-    Left to itself glibc learns: once a block of 32 MB has been freed, smaller ones come out of heaps, of which it keeps
-    up to 64 MB, and the end of a heap that is a thread's is not even let go when it is told to trim. So the thresholds
-    are set, above all that drawing a token needs for a moment.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # other C libraries have no such call
-        allocator = ctypes.CDLL(None)
-        allocator.mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
-        allocator.mallopt(M_TRIM_THRESHOLD, 2 * LARGE_BYTES)
 
 
 def shrinking_run() -> ort.RunOptions:
