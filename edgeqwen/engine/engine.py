@@ -155,8 +155,7 @@ class Engine:
             self.cancel(request.rid, owner=None)
 
     def _queue(self, record: LiveRequest) -> None:
-        with self._admission.keeping_places():  # it was let in on its arrival
-            num_before = self._scheduler.submit(record.request, now=self._clock())
+        num_before = self._scheduler.submit(record.request, now=self._clock(), had_place=True)  # on its arrival
         self._records.add(record, num_before=num_before)
 
     def _start(self, record: LiveRequest) -> None:

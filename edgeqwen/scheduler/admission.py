@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator
 
 from edgeqwen.errors import EdgeqwenError
 
@@ -20,7 +18,6 @@ class Admission:
 
     def __init__(self, *, queue: int, per_owner: int) -> None:
         self.set_limits(queue=queue, per_owner=per_owner)
-        self._keeps_places = False
         self.num_queued = 0
         self.num_running = 0
         self._owners: Counter[str] = Counter()
@@ -33,18 +30,11 @@ class Admission:
         self.queue = queue
         self.per_owner = per_owner
 
-    @contextlib.contextmanager
-    def keeping_places(self) -> Iterator[None]:
-        """What is added in here had its place until a moment ago: limits that were lowered meanwhile do not count."""
-        self._keeps_places = True
-        try:
-            yield
-        finally:
-            self._keeps_places = False
-
-    def add(self, owner: str) -> None:
-        """Count a new, waiting request in. Raises `EdgeqwenError` (`quota` before `busy`) with `retry_ms`."""
-        if not self._keeps_places:
+    def add(self, owner: str, *, had_place: bool = False) -> None:
+        """Count a waiting request in. Raises `EdgeqwenError` (`quota` before `busy`) with `retry_ms`, unless it was
+        counted until a moment ago: for that limits which were lowered meanwhile do not count.
+        """
+        if not had_place:
             self._check_room(owner)
         self._owners[owner] += 1
         self.num_queued += 1

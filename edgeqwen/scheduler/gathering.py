@@ -60,7 +60,7 @@ class Gathering:
             return []
         parts = [(first, sequence)]
         standing = (*self._residents.prefilling, *self._residents.waiting)
-        for other in self._line.order((each for each in standing if self._may_join(each, parts, size)), now):
+        for other in self._line.order(standing, now):
             if not self._may_join(other, parts, size):
                 continue
             if other.state is State.WAITING:

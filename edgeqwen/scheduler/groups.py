@@ -36,9 +36,9 @@ class Groups:
         """Requests that have had a step, or are in their first."""
         return sum(group.has_started for group in self._groups.values())
 
-    def add(self, request: Request) -> Group:
-        """Count a request in and make its sequences. Raises `EdgeqwenError` and changes nothing: `quota`, `busy`."""
-        self._admission.add(request.owner)
+    def add(self, request: Request, *, had_place: bool) -> Group:
+        """Count a request in and make its sequences. Raises what `Admission.add` raises, and changes nothing then."""
+        self._admission.add(request.owner, had_place=had_place)
         group = Group(request)
         group.sequences.extend(Sequence(request, choice) for choice in range(request.n))
         self._groups[request.rid] = group

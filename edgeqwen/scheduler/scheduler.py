@@ -113,8 +113,8 @@ class Scheduler:
         """Nothing waits, runs or is in flight; blocks may still be on their way."""
         return not self._groups and not self._in_flight
 
-    def submit(self, request: Request, *, now: float = 0.0) -> int:
-        """Queue a request; returns how many wait before it.
+    def submit(self, request: Request, *, now: float = 0.0, had_place: bool = False) -> int:
+        """Queue a request; returns how many wait before it. `had_place`: it was let in before (`Admission.add`).
 
         Raises `EdgeqwenError` and changes nothing: `too_long` (prompt and answer exceed a slot, or the cache's whole
         budget), `quota`, `busy`.
@@ -128,7 +128,7 @@ class Scheduler:
             assert len(request.texts) == request.n
         self._entry.check_size(request)
         num_before = self.num_queued
-        sequences = self._groups.add(request).sequences
+        sequences = self._groups.add(request, had_place=had_place).sequences
         num_known = self._entry.num_known(sequences[0])
         for sequence in sequences:
             sequence.number, sequence.since, sequence.num_known = next(self._numbers), now, num_known
