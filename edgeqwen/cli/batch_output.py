@@ -50,11 +50,9 @@ class BatchOutput:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add a line. Raises `CannotWrite`; what was written of the line then is cut off again."""
-        data = _encoded(line)
         size = os.fstat(self._fd).st_size
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            _write(self._fd, line)
         except OSError as exc:
             os.ftruncate(self._fd, size)
             raise CannotWrite(f"the output {self._path} cannot be written: {exc.strerror}") from exc
@@ -92,16 +90,16 @@ class StandardOutput:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Write a line. Raises `StreamFailed`."""
-        data = _encoded(line)
         try:
-            while data:
-                data = data[os.write(sys.stdout.fileno(), data) :]
+            _write(sys.stdout.fileno(), line)
         except OSError as exc:
             raise StreamFailed(exc) from exc
 
 
-def _encoded(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+def _write(fd: int, line: Mapping[str, Any]) -> None:
+    data = json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n"
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 def key_of(line: Any) -> Key:
