@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -67,13 +67,16 @@ class Model:
 
 
 class EarlyRuntime:
-    """A runtime whose loading begins at once; call it like `Model.runtime_factory` to wait for the result."""
+    """A runtime whose loading begins at once; call it like `Model.runtime_factory` to wait for the result. Called once
+    more, it loads another.
+    """
 
     def __init__(self, load: RuntimeFactory) -> None:
+        self._load = load
         self._progress: Callable[[float], None] = lambda _: None
         self._is_native = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="loading")
-        self._result = self._executor.submit(load, self._report)
+        self._result: Future[Runtime] | None = self._executor.submit(load, self._report)
         self._result.add_done_callback(lambda _: self._is_native.set())
 
     def let_begin(self) -> None:
@@ -84,9 +87,12 @@ class EarlyRuntime:
         time.sleep(HEAD_START_S)
 
     def __call__(self, progress: Callable[[float], None]) -> Runtime:
+        result, self._result = self._result, None  # whoever has it frees it
+        if result is None:
+            return self._load(progress)
         self._progress = progress
         try:
-            return self._result.result()
+            return result.result()
         finally:
             self._executor.shutdown(wait=False)
 

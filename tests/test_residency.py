@@ -22,6 +22,11 @@ VmFlags: rd mr mw me
 7f0000000000-7f0000001000 rw-p 00000000 00:00 0
 Rss:                   4 kB
 Anonymous:             4 kB
+7f0000001000-7f0000002000 rw-p 00001000 fe:00 260850                     /models/untouched
+Anonymous:             0 kB
+7f0000004000-7f0000005000 r--p 00001000 fe:00 260850                     /models/swapped
+Anonymous:             0 kB
+Swap:                  4 kB
 7f0000002000-7f0000004000 rw-p 00001000 fe:00 260850                     /models/other
 Anonymous:             4 kB
 """
@@ -45,9 +50,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_mapped_files_are_told_from_other_memory_and_from_files_written_to() -> None:
+def test_mapped_files_are_told_from_other_memory_and_from_what_may_be_written_to() -> None:
     assert list(read_mappings(SAMPLE)) == [
         Mapping(0x560F33A32000, 0x560F33A35000, "/models/a name/weights.bin", is_clean=True),
+        Mapping(0x7F0000001000, 0x7F0000002000, "/models/untouched", is_clean=False),
+        Mapping(0x7F0000004000, 0x7F0000005000, "/models/swapped", is_clean=False),
         Mapping(0x7F0000002000, 0x7F0000004000, "/models/other", is_clean=False),
     ]
 
@@ -59,6 +66,14 @@ def test_pages_that_were_read_are_let_go_and_can_be_read_again(file: Path) -> No
         forget_pages(file)
         assert resident_bytes(file) == 0
         assert bytes(mapped) == content == file.read_bytes()
+
+
+def test_pages_of_all_files_can_be_let_go_at_once(file: Path) -> None:
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        content = bytes(mapped)
+        forget_pages()
+        assert resident_bytes(file) == 0
+        assert bytes(mapped) == content
 
 
 def test_a_mapping_that_was_written_to_keeps_what_was_written(file: Path) -> None:

@@ -27,7 +27,9 @@ MOST_HEAPS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """Memory `[start, stop)` that a file is mapped to; `is_clean` if nothing in it differs from the file."""
+    """Memory `[start, stop)` that a file is mapped to; `is_clean` if nothing in it differs from the file, and nothing
+    can be written to it. (What was written may be swapped out, and what is not yet may be in a moment.)
+    """
 
     start: int
     stop: int
@@ -67,17 +69,19 @@ def trim_heap() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_pages(path: Path) -> None:
-    """Let go of the pages of a file that this process has mapped and not written to; they can be read as before."""
+def forget_pages(path: Path | None = None) -> None:
+    """Let go of the pages of a file (None: of all files) that this process has mapped and not written to; they can be
+    read as before.
+    """
     try:
         text = SMAPS.read_text(encoding="utf-8", errors="replace")
         advise = ctypes.CDLL(None).madvise
     except (OSError, AttributeError):
         return  # nothing is lost but the memory
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    wanted = os.path.realpath(path)
+    wanted = None if path is None else os.path.realpath(path)
     for mapping in read_mappings(text):
-        if mapping.is_clean and mapping.path == wanted:
+        if mapping.is_clean and wanted in (None, mapping.path):
             advise(mapping.start, mapping.stop - mapping.start, mmap.MADV_DONTNEED)
 
 
@@ -90,7 +94,7 @@ def read_mappings(smaps: str) -> Iterator[Mapping]:
         if " " in name:  # the first line of a mapping: `start-stop permissions offset device inode path`
             if len(head) > PATH_FIELD:
                 start, stop = (int(address, 16) for address in head[0].split("-"))
-                yield Mapping(start, stop, head[PATH_FIELD], is_clean)
+                yield Mapping(start, stop, head[PATH_FIELD], is_clean and "w" not in head[1])
             head, is_clean = line.split(maxsplit=PATH_FIELD), True
-        elif name == "Anonymous":
-            is_clean = value.split()[0] == "0"
+        elif name in {"Anonymous", "Swap"}:
+            is_clean &= value.split()[0] == "0"

@@ -8,6 +8,7 @@ a restart, and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
@@ -52,7 +53,7 @@ class BlockDisk:
         self._thread = DiskThread("blocks")
         self._folder: BlockFolder | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_ready = False
+        self._ready = asyncio.Event()
         self._is_writing = False
         self._is_closing = False
         self._paused_until = 0.0
@@ -73,9 +74,25 @@ class BlockDisk:
             self._store.stop_writing()
         else:
             await self._add(found)
-        self._is_ready = True
+        self._ready.set()
         self._on_change()
         self.pump()
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._ready.is_set()
+
+    async def until_ready(self, timeout_s: float) -> None:
+        """Return once it is known what there is, or nothing can be known; or after that time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way, and nothing waits that could be written before long."""
+        can_write = self._folder is not None and self._clock() >= self._paused_until
+        return self._is_ready and not self._tasks and (not can_write or self._store.next_write_at is None)
 
     def _open(self) -> list[Found]:
         self._folder = self._open_folder()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from functools import partial
 from itertools import count
 
 from edgeqwen.core.request import Delta, Request, SamplingParams
@@ -15,16 +14,17 @@ from edgeqwen.core.step import KVData, Runtime, RuntimeSpec
 from edgeqwen.engine.block_disk import BlockDisk
 from edgeqwen.engine.embeddings import EmbeddingRecord, Embeddings
 from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.kv_disk import make_disk
 from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.loop import StepLoop
 from edgeqwen.engine.memory_budget import make_store
 from edgeqwen.engine.record import Record, Records
 from edgeqwen.engine.settings import KvSettings, ModelFiles
 from edgeqwen.engine.stats import EngineStats, OwnerStats, totals_of
+from edgeqwen.engine.tallies import Tallies
 from edgeqwen.engine.worker import EngineThread
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.kvcache import SHARED, Block
-from edgeqwen.kvcache.block_folder import BlockFolder
 from edgeqwen.scheduler import Admission, Fetch, Scheduler
 
 
@@ -40,6 +40,7 @@ class Engine:
         admission: Admission,
         kv: KvSettings,
         speculates: bool,
+        tallies: Tallies,
         clock: Callable[[], float],
         today: Callable[[], int],
     ) -> None:
@@ -60,7 +61,7 @@ class Engine:
             speculates=speculates,
             write_delay_s=kv.write_delay_s,
         )
-        self._records = Records(self._scheduler, on_retired=self._retired.set)
+        self._records = Records(self._scheduler, tallies=tallies, on_retired=self._retired.set)
         self._disk = None if kv.folder is None else self._make_disk(kv)
         self._loop = StepLoop(
             runtime,
@@ -73,21 +74,14 @@ class Engine:
         )
 
     def _make_disk(self, kv: KvSettings) -> BlockDisk:
-        assert kv.folder is not None
-        open_folder = partial(
-            BlockFolder.open,
-            kv.folder,
-            fingerprint=self.spec.kv_fingerprint,
-            max_bytes=kv.disk_bytes,
-            daily_bytes=kv.daily_write_bytes,
-            today=self._today,
-        )
-        return BlockDisk(
-            open_folder,
+        return make_disk(
+            self.spec,
+            kv,
             self._store,
             on_fetched=self._on_fetched,
             on_change=self._wake,
             clock=self._clock,
+            today=self._today,
         )
 
     def set_disk(self, kv: KvSettings) -> None:
@@ -130,6 +124,11 @@ class Engine:
         if self._disk is not None:
             self._disk.begin()
         await self._loop.run()
+
+    async def until_disk_is_known(self, timeout_s: float) -> None:
+        """Return once it is known what is on disk, so that it need not be computed; or when that takes too long."""
+        if self._disk is not None:
+            await self._disk.until_ready(timeout_s)
 
     def accept(self, request: Request, sink: Sink, *, echo: str = "") -> None:
         """Queue a request and say so; `echo` comes first in every choice. Whether there is a place for it was asked on
@@ -233,6 +232,12 @@ class Engine:
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` need not be computed if they come now, as far as the store knows."""
         return self._store.match(owner, ids, limit=len(ids)).length
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs, waits, is computed beforehand or written."""
+        is_working = len(self._records) or len(self._scheduler.background) or not self._scheduler.is_idle
+        return not is_working and (self._disk is None or self._disk.is_idle)
 
     async def wait_until_idle(self) -> None:
         """Return when no request lives."""

@@ -11,19 +11,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from edgeqwen.core.step import RuntimeSpec
 from edgeqwen.engine.embeddings import EmbeddingInput, Embeddings
 from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.intake import Generation, Intake
+from edgeqwen.engine.kv_disk import discard_on_disk
 from edgeqwen.engine.life import EngineLife, RuntimeFactory, State
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
-from edgeqwen.engine.stats import EngineStats, OwnerStats, idle_owner_stats, idle_stats
+from edgeqwen.engine.stats import EngineStats, OwnerStats, asleep_stats, continued, idle_owner_stats, idle_stats
+from edgeqwen.engine.tallies import Tallies
 from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import Admission
 from edgeqwen.text import Prompt
@@ -57,10 +60,23 @@ class Inference:
         self._kv = kv or KvSettings()
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
         self._text = TextThread(model)
+        self._tallies = Tallies()
         self._make_engine = partial(
-            Engine, files=model, admission=self._admission, speculates=speculates, clock=clock, today=today
+            Engine,
+            files=model,
+            admission=self._admission,
+            speculates=speculates,
+            tallies=self._tallies,
+            clock=clock,
+            today=today,
         )
-        self._life = EngineLife(runtime_factory, lambda *parts: self._make_engine(*parts, kv=self._kv))
+        self._life = EngineLife(
+            runtime_factory, lambda *parts: self._make_engine(*parts, kv=self._kv), on_ready=self._on_ready
+        )
+        self._facts: ModelFacts | None = None  # of the model as it was last loaded
+        self._past: EngineStats | None = None  # the last word of the engine before
+        self._discarded: list[tuple[str, tuple[int, ...]]] = []  # while the model sleeps
+        self._clock, self._today = clock, today
         self._intake = Intake(
             self._life,
             files=model,
@@ -119,18 +135,18 @@ class Inference:
 
     @property
     def context(self) -> int:
-        """Tokens that prompt and answer may have together; 0 until the model is loaded."""
-        return 0 if self._engine is None else self._engine.context
+        """Tokens that prompt and answer may have together; 0 until the model has been loaded."""
+        return 0 if self._facts is None else self._facts.context
 
     @property
     def hidden_size(self) -> int:
-        """Numbers of an embedding; 0 until the model is loaded, and for one that makes none."""
-        return 0 if self._engine is None else self._engine.spec.hidden_size
+        """Numbers of an embedding; 0 until the model has been loaded, and for one that makes none."""
+        return 0 if self._facts is None else self._facts.spec.hidden_size
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """What the cache of one token takes; 0 until the model is loaded."""
-        return 0 if self._engine is None else self._engine.spec.kv_bytes_per_token
+        """What the cache of one token takes; 0 until the model has been loaded."""
+        return 0 if self._facts is None else self._facts.spec.kv_bytes_per_token
 
     # Its life.
 
@@ -140,7 +156,36 @@ class Inference:
         Raises `EdgeqwenError` (`draining`) if it is told to stop meanwhile.
         """
         self._text.warm_up()
-        await self._keep_system_prompts(await self._life.start())
+        await self._life.start()
+        if self._keeping is not None:
+            await asyncio.wait({self._keeping})
+
+    def _on_ready(self, engine: Engine) -> None:
+        self._facts = ModelFacts(engine.spec, engine.context)
+        self._keeping = asyncio.create_task(self._keep_system_prompts(engine))
+
+    @property
+    def is_idle(self) -> bool:
+        """The model is loaded or asleep, and nothing is to be done: no request is there, nothing is computed beforehand
+        or written.
+        """
+        if self.state not in {"ready", "asleep"} or self._admission.num_running or self._admission.num_queued:
+            return False
+        return not self._life.is_changing and (self._engine is None or self._engine.is_idle)
+
+    def fall_asleep(self) -> bool:
+        """Give the memory of the model back until the next request, which has it loaded again; False, and nothing is
+        done, if there is something to do or it sleeps already. What is known of conversations stays on disk.
+        """
+        if not self.is_idle or self._engine is None:
+            return False
+        self._past = self.stats()
+        self._life.fall_asleep()
+        return True
+
+    async def until_settled(self) -> None:
+        """Return when falling asleep or waking is over, if either is under way."""
+        await self._life.until_settled()
 
     async def _keep_system_prompts(self, engine: Engine) -> None:
         """Have those of the configuration known to everybody, and no others."""
@@ -196,12 +241,16 @@ class Inference:
 
     def stats(self) -> EngineStats:
         """A snapshot of what runs and what has been."""
-        return idle_stats(self._admission.num_queued) if self._engine is None else self._engine.stats()
+        num_queued = self._admission.num_queued
+        if self._engine is None:
+            return idle_stats(num_queued) if self._past is None else asleep_stats(self._past, num_queued)
+        stats = self._engine.stats()
+        return stats if self._past is None else continued(stats, self._past)
 
     def owner_stats(self, owner: str) -> OwnerStats:
         """The same of one owner, who learns nothing of others by it."""
         if self._engine is None:
-            return idle_owner_stats(self._admission.count_of(owner))
+            return idle_owner_stats(self._admission.count_of(owner), self._tallies.of(owner))
         return self._engine.owner_stats(owner)
 
     # Tokens.
@@ -243,10 +292,27 @@ class Inference:
         """Nobody comes back to a conversation that begins with `ids`: forget what is known of it alone, on disk too."""
         if self._engine is not None:
             self._engine.discard(owner, ids)
+        elif self._facts is not None and self.state == "asleep":
+            self._discarded.append((owner, ids))
+            if len(self._discarded) == 1:
+                self._life.while_asleep(self._discard_on_disk)
+
+    async def _discard_on_disk(self) -> None:
+        assert self._facts is not None
+        discarded, self._discarded = self._discarded, []
+        await discard_on_disk(self._facts.spec, self._kv, discarded, clock=self._clock, today=self._today)
 
     def cached_tokens(self, owner: str, ids: tuple[int, ...]) -> int:
         """How many of `ids` would not have to be computed now."""
         return 0 if self._engine is None else self._engine.cached_tokens(owner, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What stays known of a model that has been loaded."""
+
+    spec: RuntimeSpec
+    context: int
 
 
 def _disk_of(kv: KvSettings) -> tuple[Path | None, int, int]:

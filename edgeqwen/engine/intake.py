@@ -98,7 +98,7 @@ class Intake:
         prepared, is_late = await self._hold(prepare, owner=owner, deadline_at=deadline_at)
         if is_late:
             return self._expire(given, prepared.prompt, sink=sink, arrived_at=arrived_at)
-        engine = self._ready_engine(given)
+        engine = self._ready_engine()
         # Resolved, queued, and the sink told: all of it at once, nothing of it if anything is wrong.
         resolved = self._resolve(given, prepared, engine, limits=limits, owner=owner, arrived_at=arrived_at)
         request = resolved.request
@@ -115,7 +115,7 @@ class Intake:
         texts, is_late = await self._hold(prepare, owner=owner, deadline_at=deadline_at)
         if is_late:
             raise EmbeddingEnded("deadline")
-        engine = self._ready_engine(given)
+        engine = self._ready_engine()
         at = EmbeddingContext(
             limits=limits,
             context=engine.context,
@@ -144,11 +144,13 @@ class Intake:
         return self._files.tokenizer.num_tokens if engine is None else engine.num_tokens
 
     def _check_state(self, given: GenerationInput | EmbeddingInput) -> None:
+        """Raise what keeps the request from running, or from waiting until it can. A model that sleeps is woken."""
+        self._life.wake()
         if self._life.state != "loading" or given.wait is False:
             self._life.check_ready()
 
-    def _ready_engine(self, given: GenerationInput | EmbeddingInput) -> Engine:
-        self._check_state(given)
+    def _ready_engine(self) -> Engine:
+        self._life.check_ready()
         assert self._life.engine is not None
         return self._life.engine
 

@@ -148,13 +148,13 @@ class Record(LiveRequest):
 class Records:
     """The requests that live, by rid. `on_retired` is called after each that leaves."""
 
-    def __init__(self, scheduler: Scheduler, *, on_retired: Callable[[], None]) -> None:
+    def __init__(self, scheduler: Scheduler, *, tallies: Tallies, on_retired: Callable[[], None]) -> None:
         self._scheduler = scheduler
         self._on_retired = on_retired
         self._records: dict[str, LiveRequest] = {}
         self._queue: deque[SchedulerEvent] = deque()
         self._is_delivering = False
-        self.tallies = Tallies()
+        self.tallies = tallies
 
     def __len__(self) -> int:
         return len(self._records)

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgeqwen.engine.tallies import Tally
 
 _MEMORY_S = 10.0
+
+_COUNTED = frozenset({
+    "computed",
+    "evicted",
+    "lost",
+    "preempted",
+    "settled",
+    "settled_tokens",
+    "settling_given_up",
+    "failed_writes",
+})
+"""Members of `EngineStats.kv` that one engine counts from its own beginning."""
+
+_IN_MEMORY = frozenset({"reserved_bytes", "block_bytes", "spare_bytes", "blocks"})
 
 
 class Rate:
@@ -64,6 +78,20 @@ class OwnerStats:
     kv: Mapping[str, int] = field(default_factory=dict)
 
 
+def continued(stats: EngineStats, past: EngineStats) -> EngineStats:
+    """Of an engine that came after one whose last word was `past`: what is counted since the start goes on."""
+    kv = {name: number + (past.kv.get(name, 0) if name in _COUNTED else 0) for name, number in stats.kv.items()}
+    speculation = {name: number + past.speculation[name] for name, number in stats.speculation.items()}
+    tok_s = {name: rate or past.tok_s[name] for name, rate in stats.tok_s.items()}
+    return replace(stats, kv=kv, speculation=speculation, tok_s=tok_s)
+
+
+def asleep_stats(past: EngineStats, num_queued: int) -> EngineStats:
+    """Of an engine that is not in memory any more, and whose last word was `past`."""
+    kv = {name: 0 if name in _IN_MEMORY else number for name, number in past.kv.items()}
+    return replace(past, running=0, queued=num_queued, kv_bytes=0, kv=kv)
+
+
 def totals_of(tally: Tally) -> Mapping[str, int]:
     """A tally as clients are shown it."""
     return {"requests": tally.num_requests, "errors": tally.num_failed, "tokens": tally.num_tokens}
@@ -82,6 +110,6 @@ def idle_stats(num_queued: int) -> EngineStats:
     )
 
 
-def idle_owner_stats(num_queued: int) -> OwnerStats:
-    """Of an engine that has not loaded its model."""
-    return OwnerStats(running=0, queued=num_queued, kv_bytes=0, totals=totals_of(Tally()))
+def idle_owner_stats(num_queued: int, tally: Tally) -> OwnerStats:
+    """Of an engine whose model is not loaded (any more), and an owner who has had that so far."""
+    return OwnerStats(running=0, queued=num_queued, kv_bytes=0, totals=totals_of(tally))
