@@ -149,3 +149,7 @@ class RuntimeFailed(EdgeqwenError):
     """The runtime failed inside a step; the sequences of that step end with it, the daemon goes on."""
 
     code = "engine"
+
+
+class ModelReplaced(RuntimeFailed):
+    """The model's files are not those any more that the process began with: only a new process serves the new ones."""

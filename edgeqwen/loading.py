@@ -26,7 +26,7 @@ from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_memory, read_processor
 from edgeqwen.engine.life import RuntimeFactory
 from edgeqwen.engine.settings import ModelFiles
-from edgeqwen.errors import ConfigInvalid, ModelInvalid
+from edgeqwen.errors import ConfigInvalid, ModelInvalid, ModelReplaced
 from edgeqwen.text import ChatTemplate, Tokenizer
 
 END_MARKS: Final = ("<|im_end|>", "<|endoftext|>", "</s>")
@@ -137,11 +137,20 @@ def _open_package_model(options: DaemonOptions) -> Model:
     )
 
     def runtime_factory(progress: Callable[[float], None]) -> Runtime:
+        check_unchanged(package)
         runtime = load(progress)
         place_calling_thread(options.threads.decode.calling_cpus)
         return runtime
 
     return Model(files, runtime_factory)
+
+
+def check_unchanged(package: Package) -> None:
+    """Raise `ModelReplaced` if another model has come to the place of `package`, and what `open_package` raises."""
+    if open_package(package.path).manifest != package.manifest:
+        raise ModelReplaced(
+            f"{package.path}: is another model now; the daemon ends, and serves it from its next start on"
+        )
 
 
 def _template(source: str | None) -> ChatTemplate | None:

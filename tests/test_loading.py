@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Runtime
-from edgeqwen.errors import ModelInvalid
-from edgeqwen.loading import EarlyRuntime
+from edgeqwen.errors import ModelInvalid, ModelMissing, ModelReplaced
+from edgeqwen.loading import EarlyRuntime, check_unchanged
 from edgeqwen.runtime.fake import load_fake, parse_fake
+from tests.models import tiny_package
 
 HANG_S = 30.0
 
@@ -62,3 +66,28 @@ def test_what_went_wrong_is_raised_where_the_runtime_is_asked_for() -> None:
     early.let_begin()
     with pytest.raises(ModelInvalid, match=r"decode\.onnx: broken"):
         early(lambda _: None)
+
+
+def test_the_runtime_of_the_first_load_is_not_given_out_twice() -> None:
+    early = EarlyRuntime(load)
+    early.let_begin()
+    first = early(lambda _: None)
+    first.close()
+    told: list[float] = []
+    second = early(told.append)
+    assert second is not first
+    assert told, "it is a load like any other"
+    second.close()
+
+
+def test_a_package_whose_place_another_model_took_is_not_loaded_with_the_text_of_the_old_one(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    shutil.copytree(tiny_package("qwen3", "int8"), place)
+    package = open_package(place)
+    check_unchanged(package)
+    shutil.rmtree(place)
+    with pytest.raises(ModelMissing):
+        check_unchanged(package)
+    shutil.copytree(tiny_package("qwen3", "fp32"), place)
+    with pytest.raises(ModelReplaced, match=str(place)):
+        check_unchanged(package)

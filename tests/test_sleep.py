@@ -14,8 +14,8 @@ from edgeqwen.core.request import Done
 from edgeqwen.engine import life as life_module
 from edgeqwen.engine.embeddings import EmbeddingInput
 from edgeqwen.engine.settings import EngineLimits, KvSettings
-from edgeqwen.errors import EdgeqwenError, RuntimeFailed
-from edgeqwen.runtime.fake import FakeRuntime, FakeScript
+from edgeqwen.errors import EdgeqwenError, ModelReplaced, RuntimeFailed
+from edgeqwen.runtime.fake import FakeScript
 from tests.engines import Rig, eos, ids, make_rig, running
 
 HISTORY = "a" * 150
@@ -251,6 +251,20 @@ async def test_a_failed_wake_is_told_to_who_waits_and_the_next_request_tries_aga
     await rig.inference.close()
 
 
+async def test_a_model_that_was_replaced_while_it_slept_ends_the_daemon_and_who_waits_is_told() -> None:
+    rig = make_rig()
+    failing = Failing(rig)
+    await rig.inference.start()
+    await asleep(rig)
+    failing.num_failures, failing.error = 1, ModelReplaced("/models/m: is another model now")
+    with pytest.raises(EdgeqwenError, match="another model now") as caught:
+        await rig.submit()
+    assert caught.value.code == "engine"
+    async with asyncio.timeout(20):
+        assert await rig.inference.wait_until_broken() is failing.error
+    await rig.inference.close()
+
+
 async def test_the_end_may_come_while_it_sleeps_or_wakes() -> None:
     for wakes in (False, True):
         async with running(FakeScript(load_s=0.05)) as rig:
@@ -288,19 +302,11 @@ async def test_a_queue_that_was_full_before_sleep_is_empty_after_it() -> None:
             await asleep(rig)
 
 
-def test_the_runtime_of_the_first_load_is_not_given_out_twice() -> None:
-    from edgeqwen.loading import EarlyRuntime
-
-    made: list[FakeRuntime] = []
-
-    def load(progress: Any) -> FakeRuntime:
-        progress(0.5)
-        made.append(FakeRuntime(FakeScript(), vocab_size=10))
-        return made[-1]
-
-    early = EarlyRuntime(load)
-    early.let_begin()
-    reported: list[float] = []
-    first, second = early(reported.append), early(reported.append)
-    assert [first, second] == made
-    assert reported
+async def test_a_form_is_compiled_again_after_sleep() -> None:
+    async with running(says('"b"')) as rig:
+        form = {"type": "regex", "regex": '"[ab]"'}
+        for _ in range(2):
+            _, listener = await rig.run(response_format=form)
+            assert listener.text() == '"b"'
+            await asleep(rig)
+            assert rig.inference._intake._forms._compiler._vocabulary is None

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 
 from edgeqwen.errors import BadRequest, ModelInvalid, ModelMissing
-from edgeqwen.text import Tokenizer
+from edgeqwen.text import Tokenizer, encoders
 from tests.qwen_files import NUM_TOKENS, THINK, qwen_tokenizer, qwen_tokenizer_path
 from tests.tiny_tokenizers import ORDINARY, SPECIAL, byte_level, byte_level_file, sentencepiece, sentencepiece_file
 
@@ -250,3 +252,58 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         Tokenizer.from_file(tmp_path / "tokenizer.json")
     with pytest.raises(ModelInvalid, match="cannot be read"):
         Tokenizer.from_file(tmp_path)
+
+
+def test_what_was_let_go_is_read_again_with_the_next_text(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(sentencepiece_file())
+    tokenizer = Tokenizer.from_file(path)
+    text = "one two <|im_end|>three"
+    before = [tokenizer.encode(text, special=special) for special in (True, False)]
+    parts = tokenizer.cut(text)
+    for _ in range(2):
+        tokenizer.let_go()
+        tokenizer.let_go()
+        assert [tokenizer.encode(text, special=special) for special in (True, False)] == before
+        tokenizer.let_go()
+        assert tokenizer.encode_parts(parts) == sentencepiece().encode_parts(parts)
+        tokenizer.let_go()
+        assert tokenizer.decode_bytes(before[1]).decode() == text
+
+
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_a_file_that_is_not_there_any_more_when_it_is_read_again_is_named(change: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(byte_level_file())
+    tokenizer = Tokenizer.from_file(path)
+    path.unlink()
+    if change == "another":
+        path.write_bytes(sentencepiece_file())
+    assert tokenizer.encode("hi", special=False), "it is still in memory"
+    tokenizer.let_go()
+    with pytest.raises((ModelMissing, ModelInvalid), match=re.escape(str(path))):
+        tokenizer.encode("hi", special=False)
+
+
+def test_a_tokenizer_that_came_without_a_file_stays() -> None:
+    tokenizer = byte_level()
+    tokenizer.let_go()
+    assert tokenizer.encode("hi", special=False)
+
+
+def test_threads_that_come_together_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(byte_level_file())
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.let_go()
+    reads: list[Path] = []
+
+    def read(path: Path) -> bytes:
+        reads.append(path)
+        return path.read_bytes()
+
+    monkeypatch.setattr(encoders, "read_file", read)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: tokenizer.encode("hi", special=False), range(32)))
+    assert found == [byte_level().encode("hi", special=False)] * 32
+    assert len(reads) == 1

@@ -81,6 +81,11 @@ class Compiler:
             self._keep(grammar, compiled)
             return compiled.constraint
 
+    def let_go(self) -> None:
+        """Keep nothing for later: neither constraints nor the vocabulary, which is made anew for the next form."""
+        self._kept.clear()
+        self._vocabulary = None
+
     def _recall(self, grammar: str) -> Constraint | None:
         """What was compiled before; who asks for that waits for nobody's grammar."""
         kept = self._kept.get(grammar)

@@ -44,6 +44,10 @@ class AnswerForms:
         """The compiled form. Raises what `Compiler.compile` raises."""
         return None if form is None else await self._compiler.compile(form)
 
+    def let_go(self) -> None:
+        """Give memory back that the next form needs again."""
+        self._compiler.let_go()
+
     def thinking(self, given: GenerationInput, prompt: Prompt) -> Thinking | None:
         """How the answer to `prompt` thinks; None where no thought is told from it."""
         if self._thinking is None or not prompt.splits_reasoning:

@@ -180,6 +180,7 @@ class Inference:
         if not self.is_idle or self._engine is None:
             return False
         self._past = self.stats()
+        self._intake.let_go()
         self._life.fall_asleep()
         return True
 

@@ -128,6 +128,11 @@ class Intake:
         )
         return await engine.embed(embedding_request(given, texts, at))
 
+    def let_go(self) -> None:
+        """Give memory back that the next request needs again."""
+        self._forms.let_go()
+        self._files.tokenizer.let_go()
+
     def check(self, given: GenerationInput) -> Form | None:
         """Raise what can be said against an input at sight; the form that its answer is to have, if any."""
         check_input(

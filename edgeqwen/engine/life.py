@@ -19,7 +19,7 @@ from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import forget_pages, trim_heap
 from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.worker import EngineThread
-from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.errors import EdgeqwenError, ModelReplaced, RuntimeFailed
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class EngineLife:
         self._is_closed = False
         self._settled = asyncio.Event()  # loading is over, one way or the other
         self._broken = asyncio.Event()
+        self._breakage: RuntimeFailed | None = None
 
     async def start(self) -> None:
         """Load the model; returns when requests run. Raises what the factory raises, and the state is `failed` then.
@@ -114,9 +115,14 @@ class EngineLife:
             await engine.run()
         except Exception:
             logger.exception("the engine's loop broke")
-            self.state = "failed"
-            self._broken.set()
+            self._break(RuntimeFailed(BROKEN))
             engine.fail_all(RuntimeFailed(BROKEN))
+
+    def _break(self, error: RuntimeFailed) -> None:
+        """Nothing but a new process helps."""
+        self.state = "failed"
+        self._breakage = error
+        self._broken.set()
 
     # Sleep.
 
@@ -165,7 +171,9 @@ class EngineLife:
         try:
             await _after(before, self._bring_up)
         except Exception as error:  # the next request tries again: what was amiss may have passed
-            if self.state == "loading":
+            if isinstance(error, ModelReplaced):
+                self._break(error)
+            elif self.state == "loading":
                 self._waking_error = _told(error)
                 is_told = error is self._waking_error
                 logger.error("waking failed: %s", self._waking_error.message, exc_info=None if is_told else error)
@@ -181,9 +189,10 @@ class EngineLife:
     # What a request asks.
 
     async def wait_until_broken(self) -> RuntimeFailed:
-        """Return if the engine's loop breaks, which nothing mends: only a new process serves again."""
+        """Return if the engine's loop breaks, or its model is replaced: only a new process serves again."""
         await self._broken.wait()
-        return RuntimeFailed(BROKEN)
+        assert self._breakage is not None
+        return self._breakage
 
     async def is_loaded_within(self, timeout_s: float) -> bool:
         """Wait for the end of loading, however it ends; False if it lasts longer than that."""
@@ -204,7 +213,7 @@ class EngineLife:
             case "draining":
                 raise EdgeqwenError("the daemon is shutting down", code="draining")
             case "failed":
-                raise EdgeqwenError("the model could not be loaded, or its engine broke down", code="engine")
+                raise self._breakage or EdgeqwenError("the model could not be loaded", code="engine")
             case "asleep" if self._waking_error is not None:
                 raise self._waking_error
 

@@ -1,9 +1,9 @@
 """Text to token ids and back, exactly: wraps the `tokenizers` library.
 
-Two encoders share one vocabulary in memory. The *stock* one knows the added tokens (`<|im_start|>`, `<think>`,
-...): their strings become their ids. The *plain* one does not: every string is text. A prompt is encoded piecewise,
-template markers as ids and what stands between them by the plain encoder, which gives the ids of the stock encoder
-for harmless text and lets no client write a marker (`prompt`, `guard`).
+Two encoders share one vocabulary in memory (`encoders`). The *stock* one knows the added tokens (`<|im_start|>`,
+`<think>`, ...): their strings become their ids. The *plain* one does not: every string is text. A prompt is encoded
+piecewise, template markers as ids and what stands between them by the plain encoder, which gives the ids of the stock
+encoder for harmless text and lets no client write a marker (`prompt`, `guard`).
 
 Texts are encoded one a call, but by the library's call for several: the one for a single text holds Python's lock
 until it is done, a second for a text of a megabyte, and the event loop with it. The threads that the library would
@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
 from tokenizers import Tokenizer as RustTokenizer
-from tokenizers import models
 
-from edgeqwen.errors import BadRequest, ModelInvalid, ModelMissing
+from edgeqwen.errors import BadRequest
 from edgeqwen.text.decoder import read_decoder
+from edgeqwen.text.encoders import Encoders, KeptEncoders, digest_of, parse, read_file
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # read by the library with every call
 
@@ -50,15 +49,7 @@ class Tokenizer:
     """A model's tokenizer. Safe to use from several threads; never adds a begin-of-text token."""
 
     def __init__(self, rust: RustTokenizer, *, file: str = "tokenizer.json") -> None:
-        if not isinstance(rust.model, models.BPE):
-            kind = type(rust.model).__name__
-            raise ModelInvalid(f"{file}: tokenizer model {kind} is not supported; only BPE is")
-        # A file may carry the settings of somebody's training run, which would cut or fill prompts in silence.
-        rust.no_truncation()
-        rust.no_padding()
-        self._stock = rust
-        self._plain = _without_added_tokens(rust)
-        self._inner = _without_prefix_space(self._plain)
+        self._encoders = KeptEncoders(Encoders.of(rust, file=file))
         self._decoder = read_decoder(rust, file=file)
         added = (
             AddedToken(token_id, token.content, token.special, token.lstrip, token.rstrip, token.single_word)
@@ -87,25 +78,23 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path | str) -> Tokenizer:
         """Read a tokenizer.json; raises `ModelMissing` or `ModelInvalid` that name the file."""
-        try:
-            data = Path(path).read_bytes()
-        except FileNotFoundError as e:
-            raise ModelMissing(f"{path}: no such file; import the model again") from e
-        except OSError as e:
-            raise ModelInvalid(f"{path}: cannot be read ({e.strerror})") from e
-        return cls.from_bytes(data, file=str(path))
+        data = read_file(Path(path))
+        tokenizer = cls.from_bytes(data, file=str(path))
+        tokenizer._encoders = KeptEncoders(tokenizer._encoders.get(), path=Path(path), digest=digest_of(data))
+        return tokenizer
 
     @classmethod
     def from_bytes(cls, data: bytes, *, file: str = "tokenizer.json") -> Tokenizer:
         """From the content of a tokenizer.json; `file` is what errors call it."""
-        try:
-            rust = RustTokenizer.from_str(data.decode())
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as e:
-            # For what a broken file causes the library raises bare Exception, or panics, which is no Exception.
-            raise ModelInvalid(f"{file}: is not a tokenizer.json of the tokenizers library") from e
-        return cls(rust, file=file)
+        return cls(parse(data, file=file), file=file)
+
+    @property
+    def _stock(self) -> RustTokenizer:
+        return self._encoders.get().stock
+
+    def let_go(self) -> None:
+        """Give most of the memory back until the next text; nothing happens to one that was not read from a file."""
+        self._encoders.let_go()
 
     @property
     def added_tokens(self) -> tuple[AddedToken, ...]:
@@ -124,7 +113,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Ids of `text`; added-token strings become their ids if `special`, else they stay text like any other."""
-        return _ids(self._stock, text) if special else self._encode_plain(self._plain, text)
+        encoders = self._encoders.get()
+        return _ids(encoders.stock, text) if special else self._encode_plain(encoders.plain, text)
 
     def cut(self, text: str) -> list[Part]:
         """Split at the added-token strings as the stock encoder does; between two parts of text there is an id."""
@@ -138,13 +128,14 @@ class Tokenizer:
     def encode_parts(self, parts: Iterable[Part]) -> list[int]:
         """Ids of a text that was `cut`: strings stay text whatever they spell."""
         ids: list[int] = []
-        encoder = self._plain
+        encoders = self._encoders.get()
+        encoder = encoders.plain
         for part in parts:
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids += self._encode_plain(encoder, part)
-            encoder = self._inner
+            encoder = encoders.inner
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -189,7 +180,8 @@ class Tokenizer:
         starts = [match.start() + 1 for match in self._markers.finditer(text)]
         bounds = [0, *starts, len(text)]
         pieces = [text[a:b] for a, b in itertools.pairwise(bounds)]
-        return [i for k, piece in enumerate(pieces) for i in _ids(self._inner if k else encoder, piece)]
+        inner = self._encoders.get().inner
+        return [i for k, piece in enumerate(pieces) for i in _ids(inner if k else encoder, piece)]
 
 
 def compile_alternatives(texts: Iterable[str]) -> re.Pattern[str]:
@@ -208,28 +200,3 @@ def _ids(encoder: RustTokenizer, text: str) -> list[int]:
 
 def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_"
-
-
-def _without_added_tokens(stock: RustTokenizer) -> RustTokenizer:
-    """The same model (shared, not copied) with no added tokens."""
-    plain = RustTokenizer(stock.model)
-    if stock.normalizer is not None:
-        plain.normalizer = stock.normalizer
-    if stock.pre_tokenizer is not None:
-        plain.pre_tokenizer = stock.pre_tokenizer
-    return plain
-
-
-def _without_prefix_space(plain: RustTokenizer) -> RustTokenizer:
-    """`plain` for text that does not begin the prompt: Metaspace's scheme "first" puts no space before such text."""
-    if plain.pre_tokenizer is None:
-        return plain
-    state = bytes(plain.pre_tokenizer.__getstate__())
-    changed = re.sub(rb'"prepend_scheme":\s*"first"', b'"prepend_scheme":"never"', state)
-    if changed == state:
-        return plain
-    model = {"type": "BPE", "vocab": {}, "merges": []}
-    shell = {"version": "1.0", "added_tokens": [], "pre_tokenizer": msgspec.Raw(changed), "model": model}
-    inner = _without_added_tokens(plain)
-    inner.pre_tokenizer = RustTokenizer.from_str(msgspec.json.encode(shell).decode()).pre_tokenizer
-    return inner
