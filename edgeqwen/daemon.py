@@ -36,6 +36,7 @@ from edgeqwen.service import Notifier
 from edgeqwen.sessions.files import SessionFolder
 from edgeqwen.sessions.sessions import Sessions
 from edgeqwen.sessions.store import SessionStore
+from edgeqwen.sleeper import Sleeper
 
 SEED_BITS: Final = 63
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
             settings = part_settings(config, options.cache_dir)
             if config.http.listen:
                 network = bind_network(parse_address(config.http.listen), has_keys=settings.access.keys is not None)
-            inference, server = _build(options, settings, stop, notifier)
+            inference, server, sleeper = _build(options, settings, stop, notifier)
         except BaseException:
             bound.close()
             if network is not None:
@@ -108,10 +109,12 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.sessions.load())
             loading = tasks.create_task(_load(inference, stop, notifier))
+            sleeping = tasks.create_task(sleeper.run())
             await stop.asked.wait()
             notifier.stopping()
             await _wind_down(server, inference, stop)
             loading.cancel()
+            sleeping.cancel()
     log.info("stopped")
     if stop.error is not None:
         raise stop.error
@@ -136,8 +139,8 @@ async def _listen(
 
 def _build(
     options: DaemonOptions, settings: PartSettings, stop: StopRequest, notifier: Notifier
-) -> tuple[Inference, SocketServer]:
-    """The engine, whose model has begun to load, and the server in front of it."""
+) -> tuple[Inference, SocketServer, Sleeper]:
+    """The engine, whose model has begun to load, the server in front of it, and who puts the model to sleep."""
     config = options.config
     model = open_model(options)
     trim_heap()  # so that the tokenizer's pieces are gone when memory is at its fullest, at the end of loading
@@ -159,8 +162,10 @@ def _build(
         default_max_tokens=settings.engine.default_max_tokens,
     )
 
+    sleeper = Sleeper(inference, settings.idle_unload_s, clock=time.monotonic)
+
     def apply(new: PartSettings) -> None:
-        _apply(new, inference, server, stop)
+        _apply(new, inference, server, sleeper, stop)
 
     reloader = Reloader(
         options.sources,
@@ -180,16 +185,19 @@ def _build(
         threads=options.threads.to_dict(),
         access=settings.access,
     )
-    return inference, server
+    return inference, server, sleeper
 
 
-def _apply(settings: PartSettings, inference: Inference, server: SocketServer, stop: StopRequest) -> None:
+def _apply(
+    settings: PartSettings, inference: Inference, server: SocketServer, sleeper: Sleeper, stop: StopRequest
+) -> None:
     """Tell every part what has changed of its settings."""
     inference.set_limits(settings.engine)
     inference.set_kv(settings.kv)
     server.sessions.set_limits(settings.sessions, default_max_tokens=settings.engine.default_max_tokens)
     server.set_limits(settings.wire)
     server.set_access(settings.access)
+    sleeper.set_after(settings.idle_unload_s)
     stop.drain_s = settings.drain_s
     PACKAGE_LOG.setLevel(settings.log_level)
     forget_admin_group()

@@ -34,6 +34,7 @@ class PartSettings:
     wire: WireLimits
     access: HttpAccess
     drain_s: float
+    idle_unload_s: float
     log_level: str
 
 
@@ -47,6 +48,7 @@ def part_settings(config: Config, cache_dir: Path) -> PartSettings:
         sessions=SessionLimits(per_owner=config.sessions.per_uid, ttl_s=config.sessions.ttl_s),
         wire=wire_limits(config),
         drain_s=config.service.drain_s,
+        idle_unload_s=config.service.idle_unload_s,
         log_level=config.service.log_level.upper(),
     )
 

@@ -145,12 +145,15 @@ class EngineTable:
 @dataclass(frozen=True, slots=True)
 class ServiceTable:
     """What is less than `log_level` is not logged. `drain_s` is how long running answers may take to end after SIGTERM.
+    When nobody has asked anything for `idle_unload_s` seconds (0: never), the model's memory is given back until the
+    next request.
     `state_dir` keeps what was measured of this machine, `cache_dir` what may be lost; empty means the default place of
     the user who runs.
     """
 
     log_level: str = _key("info", live=True, options=LOG_LEVELS)
     drain_s: float = _key(10.0, live=True, least=0.0, most=3600.0)
+    idle_unload_s: float = _key(900.0, live=True, least=0.0, most=604_800.0)
     state_dir: str = _key("")
     cache_dir: str = _key("")
 

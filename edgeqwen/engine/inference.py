@@ -173,6 +173,11 @@ class Inference:
             return False
         return not self._life.is_changing and (self._engine is None or self._engine.is_idle)
 
+    @property
+    def num_arrivals(self) -> int:
+        """Grows with every request."""
+        return self._admission.num_added
+
     def fall_asleep(self) -> bool:
         """Give the memory of the model back until the next request, which has it loaded again; False, and nothing is
         done, if there is something to do or it sleeps already. What is known of conversations stays on disk.

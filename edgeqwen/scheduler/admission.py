@@ -13,13 +13,15 @@ _FASTEST_RETRY_MS = 100
 class Admission:
     """Counts requests from before they are tokenised until they are over.
 
-    At most `queue` wait for their first step, at most `per_owner` of one owner wait or run.
+    At most `queue` wait for their first step, at most `per_owner` of one owner wait or run. `num_added` grows with each
+    that is counted in.
     """
 
     def __init__(self, *, queue: int, per_owner: int) -> None:
         self.set_limits(queue=queue, per_owner=per_owner)
         self.num_queued = 0
         self.num_running = 0
+        self.num_added = 0
         self._owners: Counter[str] = Counter()
         self._service_s = 1.0
 
@@ -38,6 +40,7 @@ class Admission:
             self._check_room(owner)
         self._owners[owner] += 1
         self.num_queued += 1
+        self.num_added += 1
 
     def _check_room(self, owner: str) -> None:
         if self._owners[owner] >= self.per_owner:
