@@ -13,30 +13,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import signal
-import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from edgeqwen.cpu import share_heaps, trim_heap
+from edgeqwen.config import Config
+from edgeqwen.cpu import ThreadPlan, share_heaps, trim_heap
+from edgeqwen.doors import Doors
 from edgeqwen.engine.inference import Inference
-from edgeqwen.errors import EXIT_INTERRUPTED, CannotWrite, EdgeqwenError, RuntimeFailed
+from edgeqwen.errors import CannotWrite, EdgeqwenError, RuntimeFailed
 from edgeqwen.hangup import Hangup
+from edgeqwen.idle import IdleTimer, exit_timer, sleep_timer
 from edgeqwen.loading import DaemonOptions, open_model
-from edgeqwen.part_settings import PartSettings, part_settings, socket_group
+from edgeqwen.part_settings import PartSettings, part_settings
 from edgeqwen.reload import Reloader
-from edgeqwen.server import BoundSocket, SocketServer, bind_socket
-from edgeqwen.server.network import bind_network, bound_address, parse_address
+from edgeqwen.server import SocketServer
 from edgeqwen.server.peers import forget_admin_group
-from edgeqwen.service import Notifier
+from edgeqwen.service import Manager, Watchdog
 from edgeqwen.sessions.files import SessionFolder
 from edgeqwen.sessions.sessions import Sessions
 from edgeqwen.sessions.store import SessionStore
-from edgeqwen.sleeper import Sleeper
+from edgeqwen.stop import StopRequest
 
 SEED_BITS: Final = 63
 log = logging.getLogger(__name__)
@@ -44,47 +45,7 @@ PACKAGE_LOG: Final = logging.getLogger("edgeqwen")
 """Whose level all modules have."""
 
 
-class StopRequest:
-    """Why and how the daemon ends. `ask` and `fail` may be called any number of times; the first call decides."""
-
-    def __init__(self, drain_s: float) -> None:
-        self.drain_s = drain_s
-        self.exit_code = 0
-        self.error: EdgeqwenError | None = None
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
-
-    def check_running(self) -> None:
-        """Raise `draining` if the end has begun."""
-        if self.asked.is_set():
-            raise EdgeqwenError("the daemon is shutting down", code="draining")
-
-    def ask(self, drain_s: float | None = None) -> None:
-        """End after running answers, within `drain_s` (None: what it was made with)."""
-        if not self.asked.is_set():
-            if drain_s is not None:
-                self.drain_s = drain_s
-            self.asked.set()
-
-    def fail(self, error: EdgeqwenError) -> None:
-        """End at once, with the exit code of `error`."""
-        if not self.asked.is_set():
-            self.error, self.drain_s = error, 0.0
-            self.asked.set()
-
-    def on_signal(self, number: signal.Signals) -> None:
-        """First: drain. Second: cut off. Third: end without ceremony."""
-        log.info("stopping signal=%s", number.name)
-        if self.hurried.is_set():
-            os._exit(128 + number)
-        if self.asked.is_set():
-            self.hurried.set()
-        elif number is signal.SIGINT:
-            self.exit_code = EXIT_INTERRUPTED
-        self.ask()
-
-
-async def serve(options: DaemonOptions, notifier: Notifier) -> int:
+async def serve(options: DaemonOptions, manager: Manager) -> int:
     """Run until stopped; returns the exit code. Raises `EdgeqwenError` for what keeps the daemon from serving."""
     config = options.config
     stop = StopRequest(config.service.drain_s)
@@ -92,80 +53,76 @@ async def serve(options: DaemonOptions, notifier: Notifier) -> int:
     PACKAGE_LOG.setLevel(config.service.log_level.upper())
     share_heaps()
     with _signals(stop, hangup):
-        bound = bind_socket(options.socket_path, group=socket_group(config))
-        network: socket.socket | None = None
+        doors = Doors.open(config, options.socket_path, manager.inheritance)
         try:  # the weights begin to load here: a second daemon of this socket must not get so far
             settings = part_settings(config, options.cache_dir)
-            if config.http.listen:
-                network = bind_network(parse_address(config.http.listen), has_keys=settings.access.keys is not None)
-            inference, server, sleeper = _build(options, settings, stop, notifier)
+            parts = _build(options, settings, stop, manager)
         except BaseException:
-            bound.close()
-            if network is not None:
-                network.close()
+            doors.close()
             raise
-        hangup.begin(server.operations.on_reload)
-        await _listen(server, options, bound, network)
+        hangup.begin(parts.server.operations.on_reload)
+        await doors.serve(parts.server, has_keys=settings.access.keys is not None)
+        _tell_of_threads(options.threads)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.sessions.load())
-            loading = tasks.create_task(_load(inference, stop, notifier))
-            sleeping = tasks.create_task(sleeper.run())
+            tasks.create_task(parts.server.sessions.load())
+            watching = [tasks.create_task(work) for work in (_load(parts.inference, stop, manager), *parts.watchers())]
             await stop.asked.wait()
-            notifier.stopping()
-            await _wind_down(server, inference, stop)
-            loading.cancel()
-            sleeping.cancel()
+            manager.notifier.stopping()
+            await _wind_down(parts.server, parts.inference, stop)
+            for task in watching:
+                task.cancel()
     log.info("stopped")
     if stop.error is not None:
         raise stop.error
     return stop.exit_code
 
 
-async def _listen(
-    server: SocketServer, options: DaemonOptions, bound: BoundSocket, network: socket.socket | None
-) -> None:
-    """Accept connections, and say where."""
-    await server.start(bound)
-    log.info("listening socket=%s pid=%d", options.socket_path, os.getpid())
-    if network is not None:
-        log.info(
-            "listening http=%s keys=%s", bound_address(network), "yes" if options.config.http.api_key_file else "no"
-        )
-        await server.start_network(network)
-    log.info("threads %s", " ".join(f"{key}={value}" for key, value in options.threads.to_dict().items()))
-    for warning in options.threads.warnings:
+def _tell_of_threads(threads: ThreadPlan) -> None:
+    log.info("threads %s", " ".join(f"{key}={value}" for key, value in threads.to_dict().items()))
+    for warning in threads.warnings:
         log.warning("threads: %s", warning)
 
 
-def _build(
-    options: DaemonOptions, settings: PartSettings, stop: StopRequest, notifier: Notifier
-) -> tuple[Inference, SocketServer, Sleeper]:
-    """The engine, whose model has begun to load, the server in front of it, and who puts the model to sleep."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the daemon consists of. The model has begun to load."""
+
+    inference: Inference
+    server: SocketServer
+    sleep: IdleTimer
+    leaving: IdleTimer
+    watchdog: Watchdog
+
+    def watchers(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What goes on beside the serving, until it is cancelled."""
+        return self.sleep.run(), self.leaving.run(), self.watchdog.run()
+
+    def apply(self, settings: PartSettings) -> None:
+        """Tell every part what has changed of its settings."""
+        self.inference.set_limits(settings.engine)
+        self.inference.set_kv(settings.kv)
+        self.server.sessions.set_limits(settings.sessions, default_max_tokens=settings.engine.default_max_tokens)
+        self.server.set_limits(settings.wire)
+        self.server.set_access(settings.access)
+        self.sleep.set_after(settings.idle_unload_s)
+
+
+def _build(options: DaemonOptions, settings: PartSettings, stop: StopRequest, manager: Manager) -> Parts:
     config = options.config
-    model = open_model(options)
-    trim_heap()  # so that the tokenizer's pieces are gone when memory is at its fullest, at the end of loading
-    store = SessionStore(_session_folder(options.state_dir / "sessions"))
-    inference = Inference(
-        runtime_factory=model.runtime_factory,
-        model=model.files,
-        limits=settings.engine,
-        kv=settings.kv,
-        speculates=config.engine.speculation and not config.engine.deterministic,
-        clock=time.monotonic,
-        seed_source=lambda: secrets.randbits(SEED_BITS),
-    )
+    inference = _make_inference(options, settings, longest_step_s=manager.longest_step_s)
     sessions = Sessions(
         inference,
-        store,
+        SessionStore(_session_folder(options.state_dir / "sessions")),
         random_bits=secrets.randbits,
         limits=settings.sessions,
         default_max_tokens=settings.engine.default_max_tokens,
     )
 
-    sleeper = Sleeper(inference, settings.idle_unload_s, clock=time.monotonic)
-
     def apply(new: PartSettings) -> None:
-        _apply(new, inference, server, sleeper, stop)
+        parts.apply(new)
+        stop.drain_s = new.drain_s
+        PACKAGE_LOG.setLevel(new.log_level)
+        forget_admin_group()
 
     reloader = Reloader(
         options.sources,
@@ -174,7 +131,7 @@ def _build(
         cache_dir=options.cache_dir,
         check=stop.check_running,
         apply=apply,
-        notifier=notifier,
+        notifier=manager.notifier,
     )
     server = SocketServer(
         inference,
@@ -185,22 +142,43 @@ def _build(
         threads=options.threads.to_dict(),
         access=settings.access,
     )
-    return inference, server, sleeper
+    clock = time.monotonic
+    parts = Parts(
+        inference,
+        server,
+        sleep_timer(inference, settings.idle_unload_s, clock=clock),
+        exit_timer(
+            inference, server, sessions, _idle_exit_s(config, manager), leave=lambda: stop.ask(0.0), clock=clock
+        ),
+        manager.watchdog(inference),
+    )
+    return parts
 
 
-def _apply(
-    settings: PartSettings, inference: Inference, server: SocketServer, sleeper: Sleeper, stop: StopRequest
-) -> None:
-    """Tell every part what has changed of its settings."""
-    inference.set_limits(settings.engine)
-    inference.set_kv(settings.kv)
-    server.sessions.set_limits(settings.sessions, default_max_tokens=settings.engine.default_max_tokens)
-    server.set_limits(settings.wire)
-    server.set_access(settings.access)
-    sleeper.set_after(settings.idle_unload_s)
-    stop.drain_s = settings.drain_s
-    PACKAGE_LOG.setLevel(settings.log_level)
-    forget_admin_group()
+def _make_inference(options: DaemonOptions, settings: PartSettings, *, longest_step_s: float | None) -> Inference:
+    """The engine, whose model has begun to load."""
+    engine = options.config.engine
+    model = open_model(options)
+    trim_heap()  # so that the tokenizer's pieces are gone when memory is at its fullest, at the end of loading
+    return Inference(
+        runtime_factory=model.runtime_factory,
+        model=model.files,
+        limits=settings.engine,
+        kv=settings.kv,
+        speculates=engine.speculation and not engine.deterministic,
+        longest_step_s=longest_step_s,
+        clock=time.monotonic,
+        seed_source=lambda: secrets.randbits(SEED_BITS),
+    )
+
+
+def _idle_exit_s(config: Config, manager: Manager) -> float:
+    """0 without somebody who starts the daemon again when a client comes."""
+    after_s = config.service.idle_exit_s
+    if after_s and not manager.inheritance.unix:
+        log.warning("service.idle_exit_s: not without a socket of a service manager, which starts the daemon again")
+        return 0.0
+    return after_s
 
 
 def _session_folder(path: Path) -> SessionFolder | None:
@@ -212,10 +190,11 @@ def _session_folder(path: Path) -> SessionFolder | None:
         return None
 
 
-async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> None:
+async def _load(inference: Inference, stop: StopRequest, manager: Manager) -> None:
     """Load the model and say so; end the daemon if that fails, or if the engine breaks later."""
     began_at = time.monotonic()
-    notifier.status("loading the model")
+    manager.notifier.status("loading the model")
+    reporting = asyncio.create_task(manager.report(inference).run())
     try:
         await inference.start()
     except EdgeqwenError as error:
@@ -225,6 +204,8 @@ async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> 
         log.exception("loading failed")
         stop.fail(RuntimeFailed(f"the model could not be loaded: {type(error).__name__}"))
         return
+    finally:
+        reporting.cancel()
     log.info(
         "ready model=%s quant=%s context=%d load_s=%.2f",
         inference.model_name,
@@ -232,7 +213,7 @@ async def _load(inference: Inference, stop: StopRequest, notifier: Notifier) -> 
         inference.context,
         time.monotonic() - began_at,
     )
-    notifier.ready(f"serving {inference.model_name}")
+    manager.notifier.ready(f"serving {inference.model_name}")
     stop.fail(await inference.wait_until_broken())
 
 

@@ -18,7 +18,7 @@ import pytest
 from edgeqwen.errors import ConfigInvalid
 from edgeqwen.protocol.address import MAX_PATH_BYTES
 from edgeqwen.server import binding
-from edgeqwen.server.binding import BoundSocket, adopt_socket, bind_socket
+from edgeqwen.server.binding import BoundSocket, bind_socket
 from edgeqwen.server.lock_file import LockFile
 
 HOLD = """
@@ -288,23 +288,6 @@ def test_foreign_folder_socket_and_link_are_refused(folder: Path) -> None:
     bind_socket(folder / "link" / "s.sock").close()
     os.lchown(folder / "link", 1001, 1001)
     assert "symbolic link" in fault_of(folder / "link" / "s.sock").message
-
-
-def test_inherited_socket_is_adopted_and_not_removed(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as made:
-        made.bind(str(folder / "s.sock"))
-        made.listen()
-        bound = adopt_socket(os.dup(made.fileno()))
-        assert bound.path == str(folder / "s.sock")
-        bound.close()
-    assert (folder / "s.sock").exists()
-
-
-def test_descriptor_that_is_no_listening_socket_is_refused(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as silent, open(folder / "file", "w", encoding="utf-8") as file:
-        for fd in (silent.fileno(), file.fileno()):
-            with pytest.raises(ConfigInvalid, match=f"descriptor {fd}"):
-                adopt_socket(fd)
 
 
 def test_unbound_places_leave_no_descriptor_behind(folder: Path) -> None:

@@ -64,10 +64,10 @@ def test_guesses_are_made_unless_the_configuration_forbids_them(environ: dict[st
         assert (guesses["drafted"] > 0) == (guesses["accepted"] > 0) == is_guessing
 
 
-def test_sigint_is_exit_130() -> None:
+def test_sigint_without_a_terminal_is_an_end_like_any_other() -> None:
     with running_daemon(script_of("x")) as daemon:
         daemon.process.send_signal(signal.SIGINT)
-        assert daemon.wait() == 130
+        assert daemon.wait() == 0
 
 
 def test_running_answer_ends_before_the_daemon_does() -> None:

@@ -93,6 +93,14 @@ def test_sighup_is_no_end_while_the_terminal_is_there(tmp_path: Path) -> None:
         assert daemon.wait() == 0
 
 
+def test_ctrl_c_in_a_terminal_is_exit_130(tmp_path: Path) -> None:
+    with daemon_of_a_terminal(tmp_path, script_of("x")) as (daemon, terminal):
+        daemon.wait_until_ready()
+        os.write(terminal, b"\x03")
+        assert daemon.wait() == 130
+        wait_for_log(daemon, "stopped")
+
+
 def noting(asked: list[str]) -> Callable[[str], dict[str, Any]]:
     """A reload that notes who asked for it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ from edgeqwen.protocol.address import SYSTEM_SOCKET
 
 if TYPE_CHECKING:
     from edgeqwen.loading import DaemonOptions
+    from edgeqwen.service import Manager
 
 BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 """numpy's library for matrices starts a thread for each CPU when it is loaded, and the daemon has no use for them."""
@@ -37,6 +39,7 @@ SETTINGS: Final = {
     "cpus": "cpu.cpus",
     "state_dir": "service.state_dir",
     "cache_dir": "service.cache_dir",
+    "idle_exit_s": "service.idle_exit_s",
 }
 """Parameter of the command -> the setting that it is of."""
 
@@ -63,6 +66,9 @@ SETTINGS: Final = {
 )
 @click.option("--cache-dir", metavar="DIR", help="Default: $CACHE_DIRECTORY, else `cache` in the state directory.")
 @click.option(
+    "--idle-exit", "idle_exit_s", type=float, metavar="S", help="End after S idle seconds; for socket activation."
+)
+@click.option(
     "--config",
     "config_path",
     type=click.Path(path_type=Path),
@@ -71,6 +77,20 @@ SETTINGS: Final = {
 )
 def command(*, config_path: Path | None, **flags: Any) -> int:
     """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
+    from edgeqwen.errors import EdgeqwenError
+    from edgeqwen.service import Inheritance, Manager, turn_away
+
+    manager = Manager.take(os.environ, os.getpid(), Inheritance.take(os.environ, os.getpid()))
+    try:
+        return run(options_of(config_path, flags), manager)
+    except EdgeqwenError as error:
+        manager.notifier.status(error.message)
+        turn_away(manager.inheritance.sockets, error)
+        raise
+
+
+def options_of(config_path: Path | None, flags: Mapping[str, Any]) -> DaemonOptions:
+    """What the file, the environment and the flags of the command say. Raises `EdgeqwenError`."""
     from edgeqwen.config import ConfigSources
 
     given = {SETTINGS[flag]: value for flag, value in flags.items()}
@@ -84,29 +104,28 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
     from edgeqwen.core.package import resolve_model
     from edgeqwen.loading import DaemonOptions
 
-    return run(
-        DaemonOptions(
-            config=config,
-            sources=sources,
-            package_path=resolve_model(config.model.package, models_folder()),
-            socket_path=socket_to_listen_on(config.socket.path),
-            threads=threads,
-            state_dir=state,
-            cache_dir=cache_folder(config.service.cache_dir, os.environ, state),
-        )
+    return DaemonOptions(
+        config=config,
+        sources=sources,
+        package_path=resolve_model(config.model.package, models_folder()),
+        socket_path=socket_to_listen_on(config.socket.path),
+        threads=threads,
+        state_dir=state,
+        cache_dir=cache_folder(config.service.cache_dir, os.environ, state),
     )
 
 
-def run(options: DaemonOptions) -> int:
+def run(options: DaemonOptions, manager: Manager) -> int:
     """The event loop, from start to end."""
+    import faulthandler
     import logging
     import sys
 
     import uvloop
 
     from edgeqwen.daemon import serve
-    from edgeqwen.service import Notifier
 
+    faulthandler.enable()  # a manager ends what hangs by SIGABRT, and the log is to show where it hung
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="edgeqwen %(levelname)s %(message)s")
     logging.raiseExceptions = False  # a log that nobody reads any more is no reason to stop serving
-    return uvloop.run(serve(options, Notifier(os.environ)))
+    return uvloop.run(serve(options, manager))

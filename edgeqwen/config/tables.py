@@ -146,13 +146,15 @@ class EngineTable:
 class ServiceTable:
     """What is less than `log_level` is not logged. `drain_s` is how long running answers may take to end after SIGTERM.
     When nobody has asked anything for `idle_unload_s` seconds (0: never), the model's memory is given back until the
-    next request.
+    next request. When for `idle_exit_s` nobody was connected either, the daemon ends (0: never), if a service manager
+    holds its socket and starts it again for the next client.
     `state_dir` keeps what was measured of this machine, `cache_dir` what may be lost; empty means the default place of
     the user who runs.
     """
 
     log_level: str = _key("info", live=True, options=LOG_LEVELS)
     drain_s: float = _key(10.0, live=True, least=0.0, most=3600.0)
+    idle_exit_s: float = _key(0.0, least=0.0, most=604_800.0)
     idle_unload_s: float = _key(900.0, live=True, least=0.0, most=604_800.0)
     state_dir: str = _key("")
     cache_dir: str = _key("")

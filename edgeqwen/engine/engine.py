@@ -40,6 +40,7 @@ class Engine:
         admission: Admission,
         kv: KvSettings,
         speculates: bool,
+        longest_step_s: float | None,
         tallies: Tallies,
         clock: Callable[[], float],
         today: Callable[[], int],
@@ -59,6 +60,7 @@ class Engine:
             eos_token_ids=files.eos_token_ids,
             store=self._store,
             speculates=speculates,
+            longest_step_s=longest_step_s,
             write_delay_s=kv.write_delay_s,
         )
         self._records = Records(self._scheduler, tallies=tallies, on_retired=self._retired.set)

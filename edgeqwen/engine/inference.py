@@ -40,8 +40,8 @@ class Inference:
     """Loads one model and generates with it.
 
     `runtime_factory(progress)` runs on the engine thread and may call `progress(0..1)` there. `seed_source` gives a
-    seed for requests that bring none. `speculates` allows guesses. Raises `ModelInvalid` if the generation defaults are
-    out of range.
+    seed for requests that bring none. `speculates` allows guesses. Steps of prompts are cut so that they take
+    `longest_step_s` at most (None: a second). Raises `ModelInvalid` if the generation defaults are out of range.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Inference:
         seed_source: Callable[[], int],
         kv: KvSettings | None = None,
         speculates: bool = True,
+        longest_step_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], int] = lambda: int(time.time() // DAY_S),
     ) -> None:
@@ -66,6 +67,7 @@ class Inference:
             files=model,
             admission=self._admission,
             speculates=speculates,
+            longest_step_s=longest_step_s,
             tallies=self._tallies,
             clock=clock,
             today=today,
@@ -209,6 +211,10 @@ class Inference:
     def check_ready(self) -> None:
         """Raise what keeps requests from running now: `loading`, `draining` or `engine`."""
         self._life.check_ready()
+
+    async def answer(self) -> None:
+        """Return when the engine thread has got round to answering, between two steps. Not before `start`."""
+        await self._life.answer()
 
     async def wait_until_broken(self) -> RuntimeFailed:
         """Return if the engine's loop breaks, which nothing mends: only a new process serves again."""

@@ -188,6 +188,10 @@ class EngineLife:
 
     # What a request asks.
 
+    async def answer(self) -> None:
+        """Return when the engine thread has got round to answering."""
+        await self._thread.run(lambda: None)
+
     async def wait_until_broken(self) -> RuntimeFailed:
         """Return if the engine's loop breaks, or its model is replaced: only a new process serves again."""
         await self._broken.wait()

@@ -62,11 +62,15 @@ class Scheduler:
         speculates: bool = True,
         shared_chunk_s: float = 0.2,
         alone_chunk_s: float = 1.0,
+        longest_step_s: float | None = None,
         write_delay_s: float = WRITE_DELAY_S,
     ) -> None:
         eos = frozenset(eos_token_ids)
         self._sizer = ChunkSizer(
-            max_chunk=spec.max_chunk, shared_s=shared_chunk_s, alone_s=alone_chunk_s, row_costs=spec.row_costs
+            max_chunk=spec.max_chunk,
+            shared_s=min(shared_chunk_s, longest_step_s or shared_chunk_s),
+            alone_s=min(alone_chunk_s, longest_step_s or alone_chunk_s),
+            row_costs=spec.row_costs,
         )
         self.drafting = Drafting(spec, eos_token_ids=eos, is_on=speculates)
         self.background = Background()

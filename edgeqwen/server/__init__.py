@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgeqwen.server.binding import BoundSocket, adopt_socket, bind_socket
+from edgeqwen.server.binding import BoundSocket, bind_socket
 from edgeqwen.server.listener import SocketServer
 
-__all__ = ["BoundSocket", "SocketServer", "adopt_socket", "bind_socket"]
+__all__ = ["BoundSocket", "SocketServer", "bind_socket"]

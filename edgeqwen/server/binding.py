@@ -82,20 +82,6 @@ def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
     return BoundSocket(sock, full, lock, inode)
 
 
-def adopt_socket(fd: int) -> BoundSocket:
-    """A listening Unix stream socket that was inherited; its path belongs to whoever made it."""
-    try:
-        sock = socket.socket(fileno=fd)
-        is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    except OSError as exc:
-        raise ConfigInvalid(f"descriptor {fd} is not a socket: {exc.strerror}") from exc
-    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_STREAM or not is_listening:
-        sock.detach()
-        raise ConfigInvalid(f"descriptor {fd} is not a listening Unix stream socket")
-    sock.setblocking(False)
-    return BoundSocket(sock, os.fsdecode(sock.getsockname()))
-
-
 @contextlib.contextmanager
 def _opened_folder(folder: str) -> Iterator[int]:
     """A descriptor of `folder`, checked. Symbolic links on the way are followed only if they are root's."""

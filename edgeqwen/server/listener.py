@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import socket
 from collections import Counter
@@ -62,6 +63,8 @@ class SocketServer:
         self._per_uid: Counter[int] = Counter()
         self._servers: list[asyncio.AbstractServer] = []
         self._bound: list[BoundSocket] = []
+        self._network: list[socket.socket] = []
+        self._num_accepted = 0
         self._gone = asyncio.Event()
         self._access = access or HttpAccess()
         self._http: HttpFront | None = None
@@ -79,18 +82,66 @@ class SocketServer:
 
     async def start(self, bound: BoundSocket) -> None:
         """Accept connections of `bound`, which from now on belongs to the server."""
-        loop = asyncio.get_running_loop()
-        # Loops that know the parameter would otherwise remove a path, by a name that is not the one we bound it to.
-        knows = "cleanup_socket" in inspect.signature(loop.create_unix_server).parameters
-        options: dict[str, Any] = {"cleanup_socket": False} if knows else {}
-        server = await loop.create_unix_server(lambda: Connection(self), sock=bound.sock, backlog=BACKLOG, **options)
-        self._servers.append(server)
         self._bound.append(bound)
+        await self._listen(bound.sock)
 
     async def start_network(self, sock: socket.socket) -> None:
         """Accept connections of a listening TCP socket, which from now on belongs to the server; they speak HTTP."""
+        self._network.append(sock)
+        await self._listen(sock)
+
+    async def _listen(self, sock: socket.socket) -> None:
+        """Loops close what they listen on; so they get a descriptor of their own."""
         loop = asyncio.get_running_loop()
-        self._servers.append(await loop.create_server(lambda: NetworkConnection(self), sock=sock, backlog=BACKLOG))
+        factory, own = self._factory(sock), sock.dup()
+        if sock.family == socket.AF_UNIX:
+            # Loops that know the parameter would otherwise remove a path, by a name that is not the one we bound it to.
+            knows = "cleanup_socket" in inspect.signature(loop.create_unix_server).parameters
+            options: dict[str, Any] = {"cleanup_socket": False} if knows else {}
+            self._servers.append(await loop.create_unix_server(factory, sock=own, backlog=BACKLOG, **options))
+        else:
+            self._servers.append(await loop.create_server(factory, sock=own, backlog=BACKLOG))
+
+    def _factory(self, sock: socket.socket) -> Callable[[], Connection]:
+        """What makes the connections of a listening socket."""
+        return lambda: (Connection if sock.family == socket.AF_UNIX else NetworkConnection)(self)
+
+    async def leave(self) -> bool:
+        """Accept no more connections, if there are none: whoever comes afterwards waits on the sockets for the next
+        daemon. False, and all goes on, if somebody has come in time.
+        """
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        await asyncio.sleep(0)  # what the loop has accepted becomes a connection
+        await asyncio.sleep(0)
+        num_late = sum([await self._accept_late(sock) for sock in self._sockets])
+        if not self._connections and not num_late:
+            return True
+        for sock in self._sockets:
+            await self._listen(sock)
+        return False
+
+    @property
+    def _sockets(self) -> tuple[socket.socket, ...]:
+        return (*(bound.sock for bound in self._bound), *self._network)
+
+    async def _accept_late(self, sock: socket.socket) -> int:
+        """Accept all that wait on a socket that the loop does not listen on."""
+        count = 0
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):  # BlockingIOError: nobody waits any more
+            while True:
+                accepted, _ = sock.accept()
+                accepted.setblocking(False)
+                await loop.connect_accepted_socket(self._factory(sock), accepted)
+                count += 1
+        return count
+
+    @property
+    def num_accepted(self) -> int:
+        """Grows with every connection."""
+        return self._num_accepted
 
     def set_limits(self, limits: WireLimits) -> None:
         """For what begins from now on, on connections that there are as well. None of them is closed, however many."""
@@ -115,6 +166,9 @@ class SocketServer:
         for bound in self._bound:
             bound.close()
         self._bound.clear()
+        for sock in self._network:
+            sock.close()
+        self._network.clear()
         for connection in tuple(self._connections):
             connection.close_if_idle()
 
@@ -138,6 +192,7 @@ class SocketServer:
 
     def admit(self, connection: Connection, peer: Peer) -> EdgeqwenError | None:
         """Count in. One connection beyond the limits of everybody else is kept for root and the daemon's own user."""
+        self._num_accepted += 1
         kept = 0 if peer.is_admin else KEPT_FOR_ADMIN
         if len(self._connections) >= self.limits.connections - kept:
             return EdgeqwenError("too many connections", code="busy", retry_ms=RETRY_MS)

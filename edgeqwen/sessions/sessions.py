@@ -86,6 +86,11 @@ class Sessions:
     def num_sessions_of(self, owner: str) -> int:
         return self._table.count_of(owner)
 
+    @property
+    def num_unsaved(self) -> int:
+        """Those that would be lost with this process."""
+        return len(self._store.unsaved)
+
     async def load(self) -> None:
         """Take in the sessions that are on disk."""
         await self._keeper.load()

@@ -21,10 +21,22 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         self._status = status
-        self._send(f"READY=1\nSTATUS={status}")
+        self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def status(self, status: str) -> None:
-        self._send(f"STATUS={status}")
+        self._send(f"STATUS={_line(status)}")
+
+    def extend(self, by_s: float, status: str) -> None:
+        """Starting takes longer than it may: have it last `by_s` more from now on."""
+        self._send(f"EXTEND_TIMEOUT_USEC={round(by_s * 1e6)}\nSTATUS={_line(status)}")
+
+    def alive(self) -> None:
+        """The daemon works. To be said as often as the manager wants to hear it (WATCHDOG_USEC)."""
+        self._send("WATCHDOG=1")
+
+    def hangs(self) -> None:
+        """The daemon does not work, and will not again: the manager is to do now what it does to one that hangs."""
+        self._send("WATCHDOG=trigger")
 
     @contextlib.contextmanager
     def reloading(self, monotonic_us: int) -> Iterator[None]:
@@ -50,3 +62,8 @@ class Notifier:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, kind) as sock:
             sock.setblocking(False)
             sock.sendto(text.encode(), self._address)
+
+
+def _line(text: str) -> str:
+    """One line: what stands behind a newline would be a message of its own."""
+    return " ".join(text.split())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edgeqwen.sleeper import LONGEST_LOOK_S, LOOKS, IdleClock, Sleeper
+from edgeqwen.idle import LONGEST_LOOK_S, LOOKS, IdleClock, IdleTimer, Sight, sleep_timer
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon, script_of
 from tests.engines import running
 
@@ -17,61 +16,49 @@ from tests.engines import running
 def test_idle_time_counts_from_the_first_look_that_finds_nothing_to_do() -> None:
     idle = IdleClock()
     looks = [(1.0, False), (2.0, True), (5.0, True), (6.0, False), (7.0, True), (9.5, True)]
-    assert [idle.look(now, is_idle=is_idle, num_arrivals=3) for now, is_idle in looks] == [0, 0, 3.0, 0, 0, 2.5]
+    assert [idle.look(now, Sight(is_idle, 3)) for now, is_idle in looks] == [0, 0, 3.0, 0, 0, 2.5]
 
 
-def test_a_request_between_two_looks_begins_the_time_anew() -> None:
+def test_what_comes_between_two_looks_begins_the_time_anew() -> None:
     idle = IdleClock()
-    assert idle.look(1.0, is_idle=True, num_arrivals=1) == 0
-    assert idle.look(3.0, is_idle=True, num_arrivals=1) == 2.0
-    assert idle.look(5.0, is_idle=True, num_arrivals=2) == 0
-    assert idle.look(6.0, is_idle=True, num_arrivals=2) == 1.0
-
-
-class Watched:
-    """Stands for an engine: what the sleeper asks it, on a clock that its looks move on."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.is_idle = True
-        self.num_arrivals = 0
-        self.asleep_at: list[float] = []
-        self.looks: list[float | None] = []
-
-    def fall_asleep(self) -> bool:
-        self.asleep_at.append(self.now)
-        return True
+    looks = [(1.0, 1), (3.0, 1), (5.0, 2), (6.0, 2)]
+    assert [idle.look(now, Sight(True, num_events)) for now, num_events in looks] == [0, 2.0, 0, 1.0]
 
 
 @pytest.mark.parametrize(("after_s", "look_s"), [(100.0, 100.0 / LOOKS), (3600.0, LONGEST_LOOK_S)])
-async def test_it_falls_asleep_after_the_time_that_is_set_and_looks_seldom(
+async def test_it_is_acted_after_the_time_that_is_set_and_looked_seldom(
     after_s: float, look_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched()
-    inference: Any = watched
-    sleeper = Sleeper(inference, after_s, clock=lambda: watched.now)
+    now = 0.0
+    acts: list[float] = []
+    acted = asyncio.Event()
 
-    async def pause() -> None:
-        watched.now += look_s
-        if watched.asleep_at:
-            await asyncio.Event().wait()
+    async def act(idle_s: float) -> None:
+        acts.append(idle_s)
+        acted.set()
+        await asyncio.Event().wait()
+
+    async def wait_for(_: float | None) -> None:
+        nonlocal now
+        now += look_s
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(sleeper, "_pause", pause)
-    task = asyncio.create_task(sleeper.run())
+    timer = IdleTimer(after_s, look=lambda: Sight(True, 0), act=act, clock=lambda: now)
+    monkeypatch.setattr(timer, "_pause", lambda: wait_for(None))
+    task = asyncio.create_task(timer.run())
     async with asyncio.timeout(20):
-        while not watched.asleep_at:  # noqa: ASYNC110 -- there is no event for it
-            await asyncio.sleep(0)
+        await acted.wait()
     task.cancel()
-    assert watched.asleep_at == [pytest.approx(look_s + after_s)]
+    assert acts == [pytest.approx(after_s)]
+    assert now == pytest.approx(after_s + look_s)
 
 
 async def test_another_setting_counts_at_once() -> None:
     async with running() as rig:
-        sleeper = Sleeper(rig.inference, 0.0, clock=asyncio.get_running_loop().time)
-        task = asyncio.create_task(sleeper.run())
+        timer = sleep_timer(rig.inference, 0.0, clock=asyncio.get_running_loop().time)
+        task = asyncio.create_task(timer.run())
         await asyncio.sleep(0.05)
-        sleeper.set_after(0.05)
+        timer.set_after(0.05)
         async with asyncio.timeout(20):
             while rig.inference.state != "asleep":  # noqa: ASYNC110 -- there is no event for it
                 await asyncio.sleep(0.005)
@@ -90,7 +77,7 @@ def until_asleep(daemon: DaemonProcess) -> None:
 
 
 def test_a_daemon_falls_asleep_says_so_and_answers_again(tmp_path: Path) -> None:
-    environ = {"EDGEQWEN_SERVICE_IDLE_UNLOAD_S": "0.3"}
+    environ = {"EDGEQWEN_SERVICE_IDLE_UNLOAD_S": "0.3", "EDGEQWEN_KV_DISK_MB": "0"}
     with (
         running_daemon(runtime=script_of("one", "two"), environ=environ) as daemon,
         daemon.client() as client,
