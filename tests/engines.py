@@ -132,6 +132,7 @@ def make_rig(
     speculates: bool = True,
     kv: KvSettings | None = None,
     pooling: Pooling | None = None,
+    longest_step_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rig:
@@ -162,6 +163,7 @@ def make_rig(
         seed_source=lambda: next(seeds),
         speculates=speculates,
         kv=kv,
+        longest_step_s=longest_step_s,
         clock=clock,
     )
     return Rig(inference, tokenizer, runtimes)
