@@ -18,6 +18,7 @@ from edgeqwen.engine.kv_disk import make_disk
 from edgeqwen.engine.live import LiveRequest
 from edgeqwen.engine.loop import StepLoop
 from edgeqwen.engine.memory_budget import make_store
+from edgeqwen.engine.meters import Meters
 from edgeqwen.engine.record import Record, Records
 from edgeqwen.engine.settings import KvSettings, ModelFiles
 from edgeqwen.engine.stats import EngineStats, OwnerStats, totals_of
@@ -42,12 +43,14 @@ class Engine:
         speculates: bool,
         longest_step_s: float | None,
         tallies: Tallies,
+        meters: Meters,
         clock: Callable[[], float],
         today: Callable[[], int],
     ) -> None:
         self._runtime = runtime
         self._store = make_store(runtime.spec, kv)
         self._files = files
+        self._meters = meters
         self._admission = admission
         self._clock = clock
         self._today = today
@@ -63,13 +66,14 @@ class Engine:
             longest_step_s=longest_step_s,
             write_delay_s=kv.write_delay_s,
         )
-        self._records = Records(self._scheduler, tallies=tallies, on_retired=self._retired.set)
+        self._records = Records(self._scheduler, tallies=tallies, meters=meters, on_retired=self._retired.set)
         self._disk = None if kv.folder is None else self._make_disk(kv)
         self._loop = StepLoop(
             runtime,
             thread,
             scheduler=self._scheduler,
             records=self._records,
+            meters=meters,
             fetch=self._fetch,
             on_plan=self._pump_disk,
             clock=clock,
@@ -136,24 +140,27 @@ class Engine:
         """Queue a request and say so; `echo` comes first in every choice. Whether there is a place for it was asked on
         its arrival; raises what `Scheduler.submit` raises besides.
         """
-        record = Record(request, sink, files=self._files, num_tokens=self.num_tokens)
+        gaps = self._meters.token_gap_s
+        record = Record(request, sink, files=self._files, num_tokens=self.num_tokens, token_gap_s=gaps)
         self._queue(record)
         for choice in range(request.n if echo else 0):
             if request.rid in self._records:  # a sink may cancel at any event
                 record.emit(Delta(choice, "content", echo))
         self._start(record)
 
-    async def embed(self, request: Request) -> Embeddings:
-        """Run an embedding; one whose waiter is cancelled is, too. Raises what `Scheduler.submit` and
-        `EmbeddingRecord.result` raise.
-        """
+    def accept_embedding(self, request: Request) -> EmbeddingRecord:
+        """Queue an embedding. Raises what `Scheduler.submit` raises."""
         record = EmbeddingRecord(request)
         self._queue(record)
         self._start(record)
+        return record
+
+    async def embedded(self, record: EmbeddingRecord) -> Embeddings:
+        """Its vectors; it is cancelled with who waits here. Raises what `EmbeddingRecord.result` raises."""
         try:
             return await record.result()
         finally:
-            self.cancel(request.rid, owner=None)
+            self.cancel(record.request.rid, owner=None)
 
     def _queue(self, record: LiveRequest) -> None:
         num_before = self._scheduler.submit(record.request, now=self._clock(), had_place=True)  # on its arrival
@@ -193,7 +200,7 @@ class Engine:
 
     def fail_all(self, error: EdgeqwenError) -> None:
         """End every request with `error`; nothing may be accepted afterwards."""
-        self._records.fail_all(error)
+        self._records.fail_all(error, self._clock())
 
     @property
     def context(self) -> int:

@@ -23,6 +23,7 @@ from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.intake import Generation, Intake
 from edgeqwen.engine.kv_disk import discard_on_disk
 from edgeqwen.engine.life import EngineLife, RuntimeFactory, State
+from edgeqwen.engine.meters import Meters
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.settings import EngineLimits, KvSettings, ModelFiles
 from edgeqwen.engine.stats import EngineStats, OwnerStats, asleep_stats, continued, idle_owner_stats, idle_stats
@@ -41,7 +42,8 @@ class Inference:
 
     `runtime_factory(progress)` runs on the engine thread and may call `progress(0..1)` there. `seed_source` gives a
     seed for requests that bring none. `speculates` allows guesses. Steps of prompts are cut so that they take
-    `longest_step_s` at most (None: a second). Raises `ModelInvalid` if the generation defaults are out of range.
+    `longest_step_s` at most (None: a second). `meters` measure all that comes, as long as the process lives. Raises
+    `ModelInvalid` if the generation defaults are out of range.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Inference:
         self._admission = Admission(queue=limits.queue, per_owner=limits.per_owner)
         self._text = TextThread(model)
         self._tallies = Tallies()
+        self.meters = Meters()
         self._make_engine = partial(
             Engine,
             files=model,
@@ -69,6 +72,7 @@ class Inference:
             speculates=speculates,
             longest_step_s=longest_step_s,
             tallies=self._tallies,
+            meters=self.meters,
             clock=clock,
             today=today,
         )
@@ -85,6 +89,7 @@ class Inference:
             limits=limits,
             admission=self._admission,
             text=self._text,
+            outcomes=self.meters.outcomes,
             seed_source=seed_source,
             clock=clock,
         )

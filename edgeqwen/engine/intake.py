@@ -6,8 +6,10 @@ wherever it is refused, nothing of it is left.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ from edgeqwen.engine.embeddings import (
     EmbeddingContext,
     EmbeddingEnded,
     EmbeddingInput,
+    EmbeddingRecord,
     Embeddings,
     check_embedding,
     embedding_request,
@@ -28,9 +31,11 @@ from edgeqwen.engine.embeddings import (
 from edgeqwen.engine.engine import Engine
 from edgeqwen.engine.generation import GenerationInput, Sink
 from edgeqwen.engine.life import EngineLife
+from edgeqwen.engine.outcomes import Kind, Outcome, Outcomes, Refusal
 from edgeqwen.engine.prepare import TextThread
 from edgeqwen.engine.resolve import ResolveContext, Resolved, check_input, resolve
 from edgeqwen.engine.settings import EngineLimits, ModelFiles
+from edgeqwen.errors import EdgeqwenError, RuntimeFailed
 from edgeqwen.scheduler import Admission
 from edgeqwen.text import Prompt
 
@@ -74,6 +79,7 @@ class Intake:
         limits: EngineLimits,
         admission: Admission,
         text: TextThread,
+        outcomes: Outcomes,
         seed_source: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
@@ -82,6 +88,7 @@ class Intake:
         self.limits = limits
         self._admission = admission
         self._text = text
+        self._outcomes = outcomes
         self._seed_source = seed_source
         self._clock = clock
         self._defaults = read_defaults(files.generation_defaults)
@@ -90,14 +97,19 @@ class Intake:
 
     async def submit(self, given: GenerationInput, *, owner: str, sink: Sink) -> Generation:
         """See `Inference.submit`."""
-        arrived_at, limits = self._clock(), self.limits
+        arrived_at = self._clock()
+        with self._telling("generation", owner, arrived_at):
+            return await self._submit(given, owner=owner, sink=sink, arrived_at=arrived_at)
+
+    async def _submit(self, given: GenerationInput, *, owner: str, sink: Sink, arrived_at: float) -> Generation:
+        limits = self.limits
         self._check_state(given)
         form = self.check(given)
         prepare = partial(self._prepare, given, form)
         deadline_at = _deadline_at(given, limits, arrived_at)
         prepared, is_late = await self._hold(prepare, owner=owner, deadline_at=deadline_at)
         if is_late:
-            return self._expire(given, prepared.prompt, sink=sink, arrived_at=arrived_at)
+            return self._expire(given, prepared.prompt, owner=owner, sink=sink, arrived_at=arrived_at)
         engine = self._ready_engine()
         # Resolved, queued, and the sink told: all of it at once, nothing of it if anything is wrong.
         resolved = self._resolve(given, prepared, engine, limits=limits, owner=owner, arrived_at=arrived_at)
@@ -107,7 +119,15 @@ class Intake:
 
     async def embed(self, given: EmbeddingInput, *, owner: str) -> Embeddings:
         """See `Inference.embed`."""
-        arrived_at, limits = self._clock(), self.limits
+        arrived_at = self._clock()
+        with self._telling("embedding", owner, arrived_at):
+            engine, record = await self._queue_embedding(given, owner=owner, arrived_at=arrived_at)
+        return await engine.embedded(record)
+
+    async def _queue_embedding(
+        self, given: EmbeddingInput, *, owner: str, arrived_at: float
+    ) -> tuple[Engine, EmbeddingRecord]:
+        limits = self.limits
         self._check_state(given)
         check_embedding(given, limits=limits, num_tokens=self._num_tokens)
         prepare = partial(self._embedded_ids, given)
@@ -126,7 +146,7 @@ class Intake:
             owner=owner,
             arrived_at=arrived_at,
         )
-        return await engine.embed(embedding_request(given, texts, at))
+        return engine, engine.accept_embedding(embedding_request(given, texts, at))
 
     def let_go(self) -> None:
         """Give memory back that the next request needs again."""
@@ -180,12 +200,49 @@ class Intake:
         assert given.tokens is not None
         return given.tokens
 
-    def _expire(self, given: GenerationInput, prompt: Prompt, *, sink: Sink, arrived_at: float) -> Generation:
+    @contextlib.contextmanager
+    def _telling(self, kind: Kind, owner: str, arrived_at: float) -> Iterator[None]:
+        """Have it told if the request comes to its end in here: refused, late, or given up by who asked."""
+        try:
+            yield
+        except EmbeddingEnded as error:
+            self._tell_end(kind, owner, arrived_at, error.reason)
+            raise
+        except asyncio.CancelledError:
+            self._tell_end(kind, owner, arrived_at, "cancelled")
+            raise
+        except Exception as error:
+            code = error.code if isinstance(error, EdgeqwenError) else RuntimeFailed.code
+            self._outcomes.refuse(Refusal(owner, kind, code))
+            raise
+
+    def _tell_end(
+        self, kind: Kind, owner: str, arrived_at: float, reason: FinishReason, *, rid: str = "", num_prompt: int = 0
+    ) -> None:
+        """Of a request that never came to the scheduler."""
+        waited_s = self._clock() - arrived_at
+        self._outcomes.tell(
+            Outcome(
+                rid=rid,
+                owner=owner,
+                kind=kind,
+                outcome=reason,
+                queue_s=waited_s,
+                first_token_s=None,
+                total_s=waited_s,
+                num_prompt=num_prompt,
+            )
+        )
+
+    def _expire(
+        self, given: GenerationInput, prompt: Prompt, *, owner: str, sink: Sink, arrived_at: float
+    ) -> Generation:
         """The deadline came before the model: the request is accepted and over at once."""
         rid, waited_ms = self._next_rid(), round(1000 * (self._clock() - arrived_at))
         sink(Started(rid, self._admission.num_queued, len(prompt.ids)))
         finishes: list[FinishReason] = ["deadline"] * (given.n or 1)
         sink(Done(rid, tuple(finishes), Usage(len(prompt.ids), 0, 0), Timings(waited_ms, waited_ms, waited_ms)))
+        self._tell_end("generation", owner, arrived_at, "deadline", rid=rid, num_prompt=len(prompt.ids))
         return Generation(rid, prompt.ids, {}, None)
 
     def _next_rid(self) -> str:

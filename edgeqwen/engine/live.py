@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from edgeqwen.core.request import Done, Event, FinishReason, Request, Timings
 from edgeqwen.core.step import Hidden
 from edgeqwen.engine.generation import Sink
+from edgeqwen.engine.outcomes import Kind, Outcome
 from edgeqwen.sampling import Sampled, Sampler
 from edgeqwen.scheduler import TokenDrawn
 
@@ -26,6 +27,7 @@ class LiveRequest(ABC):
         self._num_cached = 0
         self._scheduled_at: float | None = None
         self._first_at: float | None = None
+        self._num_generated = 0
 
     def emit(self, event: Event) -> None:
         """Hand an event to the front. If that raises, its request is cancelled, and no other suffers."""
@@ -54,6 +56,26 @@ class LiveRequest(ABC):
             ttft=_ms(arrived_at, now if self._first_at is None else self._first_at),
             total=_ms(arrived_at, now),
         )
+
+    def outcome(self, name: str, now: float) -> Outcome:
+        """Of a request that ends now: its finish reason or the code of its error is `name`."""
+        request, first_at = self.request, self._first_at
+        return Outcome(
+            rid=request.rid,
+            owner=request.owner,
+            kind=self.kind,
+            outcome=name,
+            queue_s=_seconds(request.arrived_at, now if self._scheduled_at is None else self._scheduled_at),
+            first_token_s=None if first_at is None else _seconds(request.arrived_at, first_at),
+            total_s=_seconds(request.arrived_at, now),
+            num_prompt=request.num_prompt_tokens,
+            num_cached=self._num_cached,
+            num_generated=self._num_generated,
+        )
+
+    @property
+    def kind(self) -> Kind:
+        return "generation" if self.request.pooling is None else "embedding"
 
     # What the engine thread asks for.
 
@@ -89,5 +111,9 @@ def _ignore(event: Event) -> None:
     """Receives the events of a request whose front has failed."""
 
 
+def _seconds(start: float, stop: float) -> float:
+    return max(0.0, stop - start)
+
+
 def _ms(start: float, stop: float) -> int:
-    return round(1000 * max(0.0, stop - start))
+    return round(1000 * _seconds(start, stop))

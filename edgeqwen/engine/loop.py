@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from edgeqwen.core.step import Chunk, KVData, Logits, Runtime, StepResult
 from edgeqwen.engine.live import LiveRequest
+from edgeqwen.engine.meters import Meters
 from edgeqwen.engine.record import Records
 from edgeqwen.engine.stats import Rate
 from edgeqwen.engine.worker import EngineThread
@@ -56,6 +57,7 @@ class StepLoop:
         *,
         scheduler: Scheduler,
         records: Records,
+        meters: Meters,
         fetch: Callable[[Fetch], None],
         on_plan: Callable[[], None],
         clock: Callable[[], float],
@@ -64,6 +66,7 @@ class StepLoop:
         self._thread = thread
         self._scheduler = scheduler
         self._records = records
+        self._meters = meters
         self._fetch = fetch
         self._on_plan = on_plan
         self._clock = clock
@@ -150,6 +153,7 @@ class StepLoop:
             self.prefill_rate.add(num_prefilled, outcome.duration_s)
         else:
             self.decode_rate.add(sum(map(len, tokens)), outcome.duration_s)
+        self._meters.count_step(plan, outcome.duration_s)
         rounds = self._scheduler.commit(plan, tokens, duration_s=outcome.duration_s, now=now, saved=outcome.saved)
         for number, events in enumerate(rounds):
             self._records.deliver(events, now, outcome.of_round(number))

@@ -23,9 +23,12 @@ from edgeqwen.core.request import (
 from edgeqwen.core.step import Hidden
 from edgeqwen.engine.generation import Sink
 from edgeqwen.engine.live import LiveRequest
+from edgeqwen.engine.meters import Meters
+from edgeqwen.engine.outcomes import harshest
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.engine.tallies import Tallies
 from edgeqwen.errors import EdgeqwenError
+from edgeqwen.metrics import Histogram
 from edgeqwen.sampling import Sampled, Sampler
 from edgeqwen.scheduler import RequestFailed, Scheduler, SchedulerEvent, SequenceEnded, TokenDrawn
 from edgeqwen.text import TextDelta, TextStream, Tokenizer
@@ -48,17 +51,20 @@ class _Choice:
         self.num_calls = 0
         self.is_complete = False
         self.finish: FinishReason | None = None
+        self.last_at: float | None = None  # when its latest token came
 
 
 class Record(LiveRequest):
-    """An accepted generation."""
+    """An accepted generation. The seconds between its tokens are counted in `token_gap_s`."""
 
-    def __init__(self, request: Request, sink: Sink, *, files: ModelFiles, num_tokens: int) -> None:
+    def __init__(
+        self, request: Request, sink: Sink, *, files: ModelFiles, num_tokens: int, token_gap_s: Histogram
+    ) -> None:
         super().__init__(request, sink)
         self._tokenizer: Tokenizer = files.tokenizer
         self._choices = [_Choice(request, i, files=files, num_tokens=num_tokens) for i in range(request.n)]
-        self._num_generated = 0
         self._num_reasoning = 0
+        self._token_gap_s = token_gap_s
 
     def sampler(self, choice: int) -> Sampler:
         """The sampler of a choice, for the engine thread."""
@@ -75,6 +81,9 @@ class Record(LiveRequest):
             self._first_at = now
         self._num_generated += 1
         choice = self._choices[event.choice]
+        if choice.last_at is not None:
+            self._token_gap_s.observe(now - choice.last_at)
+        choice.last_at = now
         logprob = self._logprob(sampled)
         if event.is_end:
             is_reasoning = choice.stream.is_reasoning
@@ -146,15 +155,18 @@ class Record(LiveRequest):
 
 
 class Records:
-    """The requests that live, by rid. `on_retired` is called after each that leaves."""
+    """The requests that live, by rid. `on_retired` is called after each that leaves; `meters` are told of its end."""
 
-    def __init__(self, scheduler: Scheduler, *, tallies: Tallies, on_retired: Callable[[], None]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, *, tallies: Tallies, meters: Meters, on_retired: Callable[[], None]
+    ) -> None:
         self._scheduler = scheduler
         self._on_retired = on_retired
         self._records: dict[str, LiveRequest] = {}
         self._queue: deque[SchedulerEvent] = deque()
         self._is_delivering = False
         self.tallies = tallies
+        self._outcomes = meters.outcomes
 
     def __len__(self) -> int:
         return len(self._records)
@@ -217,23 +229,25 @@ class Records:
             case SequenceEnded():
                 record.end(event.choice, event.reason)
                 if record.is_over:
-                    self._retire(record, record.done(now))
+                    self._retire(record, record.done(now), now)
             case RequestFailed():
-                self._retire(record, Failed(event.rid, event.error))
+                self._retire(record, Failed(event.rid, event.error), now)
         if record.is_broken:
             self._queue.extend(self._scheduler.cancel(event.rid, now=now))
 
-    def fail_all(self, error: EdgeqwenError) -> None:
+    def fail_all(self, error: EdgeqwenError, now: float) -> None:
         """End every request with `error`, whatever the scheduler thinks of it."""
         for record in tuple(self._records.values()):
-            self._retire(record, Failed(record.request.rid, error))
+            self._retire(record, Failed(record.request.rid, error), now)
 
-    def _retire(self, record: LiveRequest, last: Done | Failed) -> None:
-        """The one way out: the record is forgotten, its timer stopped, and its terminal event emitted."""
+    def _retire(self, record: LiveRequest, last: Done | Failed, now: float) -> None:
+        """The one way out: the record is forgotten, its timer stopped, its terminal event emitted, its end told."""
         del self._records[record.request.rid]
         if record.timer is not None:
             record.timer.cancel()
         if isinstance(last, Failed):
             self.tallies.add_failure(record.request.owner)
         record.emit(last)
+        name = last.error.code if isinstance(last, Failed) else harshest(last.finishes)
+        self._outcomes.tell(record.outcome(name, now))
         self._on_retired()
