@@ -29,8 +29,10 @@ from edgeqwen.errors import CannotWrite, EdgeqwenError, RuntimeFailed
 from edgeqwen.hangup import Hangup
 from edgeqwen.idle import IdleTimer, exit_timer, sleep_timer
 from edgeqwen.loading import DaemonOptions, open_model
+from edgeqwen.logs import Event
 from edgeqwen.part_settings import PartSettings, part_settings
 from edgeqwen.reload import Reloader
+from edgeqwen.request_log import RequestLog
 from edgeqwen.server import SocketServer
 from edgeqwen.server.peers import forget_admin_group
 from edgeqwen.service import Manager, Watchdog
@@ -71,14 +73,14 @@ async def serve(options: DaemonOptions, manager: Manager) -> int:
             await _wind_down(parts.server, parts.inference, stop)
             for task in watching:
                 task.cancel()
-    log.info("stopped")
+    log.info(Event("stopped"))
     if stop.error is not None:
         raise stop.error
     return stop.exit_code
 
 
 def _tell_of_threads(threads: ThreadPlan) -> None:
-    log.info("threads %s", " ".join(f"{key}={value}" for key, value in threads.to_dict().items()))
+    log.info(Event("threads", **{key: str(value) for key, value in threads.to_dict().items()}))
     for warning in threads.warnings:
         log.warning("threads: %s", warning)
 
@@ -110,6 +112,7 @@ class Parts:
 def _build(options: DaemonOptions, settings: PartSettings, stop: StopRequest, manager: Manager) -> Parts:
     config = options.config
     inference = _make_inference(options, settings, longest_step_s=manager.longest_step_s)
+    RequestLog(clock=time.monotonic).listen_to(inference.meters.outcomes)
     sessions = Sessions(
         inference,
         SessionStore(_session_folder(options.state_dir / "sessions")),
@@ -207,11 +210,13 @@ async def _load(inference: Inference, stop: StopRequest, manager: Manager) -> No
     finally:
         reporting.cancel()
     log.info(
-        "ready model=%s quant=%s context=%d load_s=%.2f",
-        inference.model_name,
-        inference.quant,
-        inference.context,
-        time.monotonic() - began_at,
+        Event(
+            "ready",
+            model=inference.model_name,
+            quant=inference.quant,
+            context=inference.context,
+            load_s=round(time.monotonic() - began_at, 2),
+        )
     )
     manager.notifier.ready(f"serving {inference.model_name}")
     stop.fail(await inference.wait_until_broken())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeqwen.config import Config
+from edgeqwen.logs import Event
 from edgeqwen.part_settings import socket_group
 from edgeqwen.server import BoundSocket, SocketServer, bind_socket
 from edgeqwen.server.network import bind_network, bound_address, check_keys, parse_address
@@ -53,8 +54,8 @@ class Doors:
         """Accept connections, and say where."""
         for bound in self.unix:
             await server.start(bound)
-            who = "" if bound.lock is not None else " from=manager"
-            log.info("listening socket=%s pid=%d%s", bound.path, os.getpid(), who)
+            whose = None if bound.lock is not None else "manager"
+            log.info(Event("listening", socket=bound.path, pid=os.getpid(), whose=whose))
         for sock in self.network:
-            log.info("listening http=%s keys=%s", bound_address(sock), "yes" if has_keys else "no")
+            log.info(Event("listening", http=str(bound_address(sock)), keys="yes" if has_keys else "no"))
             await server.start_network(sock)

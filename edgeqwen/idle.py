@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgeqwen.engine.inference import Inference
+from edgeqwen.logs import Event
 from edgeqwen.server import SocketServer
 from edgeqwen.sessions.sessions import Sessions
 
@@ -91,7 +92,7 @@ def sleep_timer(inference: Inference, after_s: float, *, clock: Callable[[], flo
 
     async def fall_asleep(idle_s: float) -> None:
         if inference.fall_asleep():
-            log.info("asleep idle_s=%d", idle_s)
+            log.info(Event("asleep", idle_s=round(idle_s)))
 
     return IdleTimer(
         after_s, look=lambda: Sight(inference.is_idle, inference.num_arrivals), act=fall_asleep, clock=clock
@@ -117,7 +118,7 @@ def exit_timer(
 
     async def try_to_leave(idle_s: float) -> None:
         if await server.leave():
-            log.info("leaving idle_s=%d", idle_s)
+            log.info(Event("leaving", idle_s=round(idle_s)))
             leave()
             await asyncio.Event().wait()  # it is done
 

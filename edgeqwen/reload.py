@@ -17,6 +17,7 @@ from typing import Any, Final
 from edgeqwen.config import Config, ConfigSources, changes_between
 from edgeqwen.errors import ConfigInvalid, EdgeqwenError
 from edgeqwen.http.access import HttpAccess
+from edgeqwen.logs import Event
 from edgeqwen.part_settings import PartSettings, check_places, part_settings
 from edgeqwen.service import Notifier
 
@@ -62,9 +63,9 @@ class Reloader:
             with self._notifier.reloading(self._monotonic_ns() // 1000):
                 changed, restart = self._reload()
         except EdgeqwenError as error:
-            log.warning("reload failed by=%s error=%s", who, " ".join(error.message.split()))
+            log.warning(Event("reload_failed", by=who, error=error.message))
             raise
-        log.info("reloaded by=%s changed=%s restart=%s", who, ",".join(changed), ",".join(restart))
+        log.info(Event("reloaded", by=who, changed=",".join(changed), restart=",".join(restart)))
         return {"changed": list(changed), "restart": list(restart)}
 
     def _reload(self) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -9,6 +9,7 @@ import signal
 
 from edgeqwen.errors import EXIT_INTERRUPTED, EdgeqwenError
 from edgeqwen.hangup import has_terminal
+from edgeqwen.logs import Event
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class StopRequest:
 
     def on_signal(self, number: signal.Signals) -> None:
         """First: drain. Second: cut off. Third: end without ceremony."""
-        log.info("stopping signal=%s", number.name)
+        log.info(Event("stopping", signal=number.name))
         if self.hurried.is_set():
             os._exit(128 + number)
         if self.asked.is_set():

@@ -86,7 +86,7 @@ def test_a_daemon_whose_terminal_closes_lets_the_running_answer_end(tmp_path: Pa
 def test_sighup_is_no_end_while_the_terminal_is_there(tmp_path: Path) -> None:
     with daemon_of_a_terminal(tmp_path, "fake:") as (daemon, _):
         daemon.process.send_signal(signal.SIGHUP)
-        wait_for_log(daemon, "reload failed by=SIGHUP")
+        wait_for_log(daemon, "reload_failed by=SIGHUP")
         with daemon.client() as client:
             assert client.request("health")["ok"]
         daemon.process.send_signal(signal.SIGTERM)
@@ -139,7 +139,7 @@ async def test_a_signal_that_comes_too_early_is_made_up_for(monkeypatch: pytest.
 def test_without_a_configuration_there_is_none_to_read_again() -> None:
     with running_daemon("fake:") as daemon:
         daemon.process.send_signal(signal.SIGHUP)
-        wait_for_log(daemon, "WARNING reload failed by=SIGHUP error=there is no configuration to read again")
+        wait_for_log(daemon, 'WARNING reload_failed by=SIGHUP error="there is no configuration to read again')
         with daemon.client() as client:
             assert client.request("health")["ok"]
 

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "edgeqwen"
 LEVELS: dict[str, int] = {
     "errors": 0,
     "metrics": 0,
+    "logs": 0,
     "data": 0,
     "core": 1,
     "config": 1,
@@ -41,6 +42,7 @@ LEVELS: dict[str, int] = {
     "idle": 6,
     "stop": 6,
     "doors": 6,
+    "request_log": 6,
     "cli": 7,
     "evaluate": 7,
     "bench": 7,
@@ -50,6 +52,7 @@ LEVELS: dict[str, int] = {
 """Part -> level. A part imports parts of lower levels; within a level only what `ALLOWED_BESIDE` names."""
 
 ALLOWED_BESIDE: set[tuple[str, str]] = {
+    ("logs", "errors"),
     ("config", "core"),
     ("cpu", "core"),
     ("text", "core"),
@@ -65,6 +68,7 @@ ALLOWED_BESIDE: set[tuple[str, str]] = {
     ("daemon", "idle"),
     ("daemon", "stop"),
     ("daemon", "doors"),
+    ("daemon", "request_log"),
     ("stop", "hangup"),
     ("doors", "part_settings"),
     ("doors", "service"),

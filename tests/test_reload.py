@@ -417,7 +417,7 @@ def test_a_wrong_file_leaves_the_old_values_in_force(tmp_path: Path) -> None:
         path.write_text("[limits]\nmessages = 1\nqueue = 0\n")
         daemon.process.send_signal(signal.SIGHUP)
         wait_for_log(
-            daemon, f"WARNING reload failed by=SIGHUP error={path}: limits.queue: 0 is below the least value, 1"
+            daemon, f'WARNING reload_failed by=SIGHUP error="{path}: limits.queue: 0 is below the least value, 1"'
         )
         with pytest.raises(EdgeqwenError, match=r"limits\.queue") as caught:
             client.reload()
@@ -444,7 +444,7 @@ def test_the_log_may_say_less(tmp_path: Path) -> None:
         path.write_text("[service]\nlog_level = 'loud'\n")
         with pytest.raises(EdgeqwenError, match=r"service\.log_level"):
             client.reload()
-        wait_for_log(daemon, "WARNING reload failed")
+        wait_for_log(daemon, "WARNING reload_failed")
         path.write_text("[service]\nlog_level = 'error'\n")
         assert client.reload()["changed"] == ["service.log_level"]
         assert " reloaded " not in daemon.log

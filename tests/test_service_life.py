@@ -58,7 +58,7 @@ def test_the_first_request_is_served_by_the_daemon_that_it_starts(tmp_path: Path
             process.terminate()
             assert process.wait(HANG_GUARD_S) == 0
             assert manager.path.stat().st_ino == inode, "the path is the manager's"
-        assert "from=manager" in manager.log
+        assert "whose=manager" in manager.log
 
 
 def test_the_socket_is_served_whatever_the_configuration_says_of_its_path(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "embed": "edgeqwen.cli.embed",
     "eval": "edgeqwen.cli.evaluate",
     "import": "edgeqwen.cli.importing",
+    "metrics": "edgeqwen.cli.metrics",
     "models": "edgeqwen.cli.models",
     "pull": "edgeqwen.cli.pull",
     "reload": "edgeqwen.cli.reload",

@@ -118,14 +118,12 @@ def options_of(config_path: Path | None, flags: Mapping[str, Any]) -> DaemonOpti
 def run(options: DaemonOptions, manager: Manager) -> int:
     """The event loop, from start to end."""
     import faulthandler
-    import logging
-    import sys
 
     import uvloop
 
     from edgeqwen.daemon import serve
+    from edgeqwen.logs import set_up
 
     faulthandler.enable()  # a manager ends what hangs by SIGABRT, and the log is to show where it hung
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="edgeqwen %(levelname)s %(message)s")
-    logging.raiseExceptions = False  # a log that nobody reads any more is no reason to stop serving
+    set_up(options.config.service.log_format)
     return uvloop.run(serve(options, manager))

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 MAX_DEFAULT_CONTEXT = 8192
 KV_TYPES = ("auto", "fp32", "int8")
 LOG_LEVELS = ("info", "warning", "error")
+METRICS_READERS = ("admin", "all")
+LOG_FORMATS = ("auto", "journal", "text", "json")
 
 Value: TypeAlias = int | float | str | bool | tuple[str, ...]
 
@@ -51,12 +53,15 @@ class HttpTable:
     Network clients need a key of `api_key_file` if it is given (one a line), and it must be if other machines reach the
     address. They may call the daemon by a loopback name, by the address it listens on, and by `allowed_hosts` (without
     a port; IPv6 in brackets). Web pages of `allowed_origins`, such as `http://localhost:3000`, may ask.
+
+    `metrics` of all users together are for admins on the socket, or for all who may use HTTP.
     """
 
     listen: str = _key("")
     api_key_file: str = _key("", live=True)
     allowed_hosts: tuple[str, ...] = _key((), live=True)
     allowed_origins: tuple[str, ...] = _key((), live=True)
+    metrics: str = _key("admin", live=True, options=METRICS_READERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,8 @@ class EngineTable:
 
 @dataclass(frozen=True, slots=True)
 class ServiceTable:
-    """What is less than `log_level` is not logged. `drain_s` is how long running answers may take to end after SIGTERM.
+    """What is less than `log_level` is not logged; `log_format` `auto` has it in the journal field by field where
+    standard error leads there, else as lines. `drain_s` is how long running answers may take to end after SIGTERM.
     When nobody has asked anything for `idle_unload_s` seconds (0: never), the model's memory is given back until the
     next request. When for `idle_exit_s` nobody was connected either, the daemon ends (0: never), if a service manager
     holds its socket and starts it again for the next client.
@@ -153,6 +159,7 @@ class ServiceTable:
     """
 
     log_level: str = _key("info", live=True, options=LOG_LEVELS)
+    log_format: str = _key("auto", options=LOG_FORMATS)
     drain_s: float = _key(10.0, live=True, least=0.0, most=3600.0)
     idle_exit_s: float = _key(0.0, least=0.0, most=604_800.0)
     idle_unload_s: float = _key(900.0, live=True, least=0.0, most=604_800.0)

@@ -20,6 +20,7 @@ from edgeqwen.errors import CannotWrite, EdgeqwenError
 from edgeqwen.kvcache import Block, BlockStore
 from edgeqwen.kvcache.block_file import BlockHead, block_name
 from edgeqwen.kvcache.block_folder import BlockFolder, Found
+from edgeqwen.logs import Event
 from edgeqwen.scheduler import Fetch
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class BlockDisk:
             known[head.name] = self._store.add_stored(head.owner, above, head.ids, head.num_bytes)
         useless += [self._drop(block) for block in self._store.surplus(0)]
         self._spawn(self._remove(useless))
-        logger.info("KV cache on disk blocks=%d bytes=%d removed=%d", len(known), self._store.disk_bytes, len(useless))
+        event = Event("cache_on_disk", blocks=len(known), bytes=self._store.disk_bytes, removed=len(useless))
+        logger.info(event)
 
     def _drop(self, block: Block) -> str:
         """Forget the file of a block; returns its name."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from edgeqwen.logs import Event
 from edgeqwen.service.notifier import Notifier
 from edgeqwen.service.progress import LoadSigns
 
@@ -115,6 +116,6 @@ class Watchdog:
 
     def _show(self, silent_s: float) -> None:
         status = f"the engine has not answered for {silent_s:.0f} s"
-        log.error("hang silent_s=%.1f", silent_s)
+        log.error(Event("hang", silent_s=round(silent_s, 1)))
         self._notifier.status(status)
         self._dump()
