@@ -84,6 +84,7 @@ def http_access(config: Config) -> HttpAccess:
         allowed_hosts=frozenset(hosts),
         allowed_origins=frozenset(origin.lower().rstrip("/") for origin in http.allowed_origins),
         keys=ApiKeys.read(Path(http.api_key_file)) if http.api_key_file else None,
+        has_open_metrics=http.metrics == "all",
     )
 
 

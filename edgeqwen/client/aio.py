@@ -175,6 +175,9 @@ class AsyncClient:
     async def stats(self) -> dict[str, Any]:
         return await self.request("stats")
 
+    async def metrics(self) -> str:
+        return str((await self.request("metrics"))["text"])
+
     async def shutdown(self, *, drain_s: float | None = None) -> dict[str, Any]:
         return await self.request("shutdown", drain_s=drain_s)
 

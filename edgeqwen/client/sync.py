@@ -192,6 +192,10 @@ class Client:
     def stats(self) -> dict[str, Any]:
         return self.request("stats")
 
+    def metrics(self) -> str:
+        """What is measured of everybody, as Prometheus reads it."""
+        return str(self.request("metrics")["text"])
+
     def shutdown(self, *, drain_s: float | None = None) -> dict[str, Any]:
         """Have it finish what runs, and stop."""
         return self.request("shutdown", drain_s=drain_s)

@@ -273,6 +273,7 @@ class Engine:
         store, background = self._store.stats(), self._scheduler.background
         return EngineStats(
             slots=self.spec.num_slots,
+            used=self._scheduler.num_taken_slots,
             running=self._admission.num_running,
             queued=self._admission.num_queued,
             kv_bytes=self._scheduler.num_held_tokens * self.spec.kv_bytes_per_token

@@ -155,6 +155,11 @@ class Inference:
         """What the cache of one token takes; 0 until the model has been loaded."""
         return 0 if self._facts is None else self._facts.spec.kv_bytes_per_token
 
+    @property
+    def kv_disk_limit_bytes(self) -> int:
+        """What keys and values may take on disk."""
+        return 0 if self._kv.folder is None else self._kv.disk_bytes
+
     # Its life.
 
     async def start(self) -> None:

@@ -45,8 +45,8 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot. `slots` are the sequences that may be computed at once, 0 before the model is loaded; `queued` counts
-    the requests that have not had a step, those being tokenised included.
+    """A snapshot. `slots` are the sequences that may be computed at once, 0 before the model is loaded; `used` of them
+    are held by somebody. `queued` counts the requests that have not had a step, those being tokenised included.
 
     `tok_s`: `prefill` and `decode`, tokens a second while the engine was at it, 0 before the first step. `totals` since
     the start: `requests` accepted, `errors` (requests that failed after they were accepted), `tokens` generated.
@@ -55,6 +55,7 @@ class EngineStats:
     """
 
     slots: int
+    used: int
     running: int
     queued: int
     kv_bytes: int
@@ -89,7 +90,7 @@ def continued(stats: EngineStats, past: EngineStats) -> EngineStats:
 def asleep_stats(past: EngineStats, num_queued: int) -> EngineStats:
     """Of an engine that is not in memory any more, and whose last word was `past`."""
     kv = {name: 0 if name in _IN_MEMORY else number for name, number in past.kv.items()}
-    return replace(past, running=0, queued=num_queued, kv_bytes=0, kv=kv)
+    return replace(past, used=0, running=0, queued=num_queued, kv_bytes=0, kv=kv)
 
 
 def totals_of(tally: Tally) -> Mapping[str, int]:
@@ -101,6 +102,7 @@ def idle_stats(num_queued: int) -> EngineStats:
     """Of an engine that has not loaded its model."""
     return EngineStats(
         slots=0,
+        used=0,
         running=0,
         queued=num_queued,
         kv_bytes=0,

@@ -81,11 +81,13 @@ def _digest(key: str) -> bytes:
 class HttpAccess:
     """`allowed_hosts` are names, beside those of the loopback, that a network client may call the daemon by (lower
     case, no port). Pages of `allowed_origins` may ask. With `keys`, network clients need one.
+    `has_open_metrics`: what the daemon measures of everybody is told to all who may ask anything, not to admins alone.
     """
 
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
     allowed_origins: frozenset[str] = field(default_factory=frozenset)
     keys: ApiKeys | None = None
+    has_open_metrics: bool = False
 
     def knows(self, owner: str) -> bool:
         """Whether a network client may be this owner now."""

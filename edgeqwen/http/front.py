@@ -26,8 +26,9 @@ from edgeqwen.http.session import HttpHandler, HttpServer, HttpSession, handler_
 from edgeqwen.http.sources import KeyRefused, Sources
 from edgeqwen.http.token_texts import TokenTexts
 from edgeqwen.http.tokens import Tokens
+from edgeqwen.metrics import CONTENT_TYPE
 from edgeqwen.protocol.limits import WireLimits
-from edgeqwen.protocol.messages import Health, Ready, Stats
+from edgeqwen.protocol.messages import Health, Metrics, Ready, Stats
 from edgeqwen.protocol.operation import Operation
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.sessions.sessions import Sessions
@@ -89,6 +90,7 @@ class HttpFront:
                 Route("POST", "/v1/messages/count_tokens", messages.count, anthropic),
                 Route("POST", "/eqp/batch", Batches(self._operations, limits).answer, refusal),
                 Route("POST", "/eqp/{op}", LineOperations(self._operations, limits).answer, refusal),
+                Route("GET", "/metrics", self._metrics, openai),
                 *(Route("GET", path, self._probe(operation), openai) for path, operation in PROBES.items()),
             ],
             refuse=openai,
@@ -144,6 +146,10 @@ class HttpFront:
             response.headers["Allow"] = ", ".join(sorted(routes.keys() | ({"HEAD"} if "GET" in routes else set())))
             return response
         return await route.answer(request, rest, peer)
+
+    async def _metrics(self, _request: web.BaseRequest, _: str, peer: Peer) -> web.StreamResponse:
+        found = self._operations.answer(Metrics(), peer, cancel_id=lambda _: 0)
+        return web.Response(body=found["text"].encode(), headers={"Content-Type": CONTENT_TYPE})
 
     def _probe(self, operation: Operation) -> Answer:
         async def answer(_request: web.BaseRequest, _: str, peer: Peer) -> web.StreamResponse:

@@ -33,6 +33,10 @@ class SlotTable:
         return len(self._free)
 
     @property
+    def num_taken(self) -> int:
+        return len(self._lengths)
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens that all taken slots hold together."""
         return sum(self._lengths.values())

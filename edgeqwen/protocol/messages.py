@@ -45,6 +45,10 @@ class Stats(Operation, frozen=True, kw_only=True):
     """Counters."""
 
 
+class Metrics(Operation, frozen=True, kw_only=True):
+    """What is measured, as Prometheus reads it."""
+
+
 class Cancel(Operation, frozen=True, kw_only=True):
     """End a generation: by `target`, an id of this connection, or by `rid` from any connection of the same owner."""
 
@@ -149,6 +153,7 @@ OPERATIONS: Final[Mapping[str, type[Operation]]] = {
     "health": Health,
     "ready": Ready,
     "stats": Stats,
+    "metrics": Metrics,
     "cancel": Cancel,
     "shutdown": Shutdown,
     "reload": Reload,

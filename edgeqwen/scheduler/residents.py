@@ -58,6 +58,10 @@ class Residents:
         return self._slots.num_free > 0
 
     @property
+    def num_taken_slots(self) -> int:
+        return self._slots.num_taken
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens in all taken slots."""
         return self._slots.num_held_tokens

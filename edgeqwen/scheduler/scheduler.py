@@ -103,6 +103,11 @@ class Scheduler:
         return len(self._groups) - self.num_running
 
     @property
+    def num_taken_slots(self) -> int:
+        """Slots that somebody holds, spare ones not among them."""
+        return self._residents.num_taken_slots
+
+    @property
     def num_held_tokens(self) -> int:
         """Tokens in all taken slots."""
         return self._residents.num_held_tokens

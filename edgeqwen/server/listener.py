@@ -17,6 +17,7 @@ from edgeqwen.protocol.limits import WireLimits
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.server.binding import BACKLOG, BoundSocket
 from edgeqwen.server.connection import Connection, HttpSession
+from edgeqwen.server.exporter import Exporter
 from edgeqwen.server.network import NetworkConnection
 from edgeqwen.server.operations import OnReload, Operations
 from edgeqwen.server.statistics import Statistics
@@ -51,11 +52,18 @@ class SocketServer:
         self.limits = limits or WireLimits()
         self.inference = inference
         self.sessions = sessions
+        self._exporter = Exporter(
+            inference,
+            sessions,
+            num_connections=lambda: len(self._connections),
+            num_accepted=lambda: self._num_accepted,
+        )
         self.operations = Operations(
             inference,
             sessions,
             limits=self.limits,
             statistics=Statistics(inference, sessions, num_connections=self._count_connections, threads=threads or {}),
+            exporter=self._exporter,
             on_shutdown=on_shutdown,
             on_reload=on_reload,
         )
@@ -66,8 +74,8 @@ class SocketServer:
         self._network: list[socket.socket] = []
         self._num_accepted = 0
         self._gone = asyncio.Event()
-        self._access = access or HttpAccess()
         self._http: HttpFront | None = None
+        self.set_access(access or HttpAccess())
 
     def __repr__(self) -> str:
         return f"<SocketServer [{len(self._connections)} connections | {len(self._bound)} sockets]>"
@@ -155,6 +163,7 @@ class SocketServer:
     def set_access(self, access: HttpAccess) -> None:
         """For HTTP requests that come from now on; those that run for a key that is gone are cut off."""
         self._access = access
+        self._exporter.is_for_all = access.has_open_metrics
         if self._http is not None:
             self._http.set_access(access)
 
@@ -193,14 +202,21 @@ class SocketServer:
     def admit(self, connection: Connection, peer: Peer) -> EdgeqwenError | None:
         """Count in. One connection beyond the limits of everybody else is kept for root and the daemon's own user."""
         self._num_accepted += 1
+        refusal = self._refusal(peer)
+        if refusal is not None:
+            self._exporter.refused_connections[refusal.code] += 1
+            return refusal
+        self._connections.add(connection)
+        self._per_uid[peer.uid] += 1
+        return None
+
+    def _refusal(self, peer: Peer) -> EdgeqwenError | None:
         kept = 0 if peer.is_admin else KEPT_FOR_ADMIN
         if len(self._connections) >= self.limits.connections - kept:
             return EdgeqwenError("too many connections", code="busy", retry_ms=RETRY_MS)
         extra = KEPT_FOR_ADMIN if peer.is_admin else 0
         if self._per_uid[peer.uid] >= self.limits.connections_per_uid + extra:
             return EdgeqwenError("too many connections of this user", code="quota", retry_ms=RETRY_MS)
-        self._connections.add(connection)
-        self._per_uid[peer.uid] += 1
         return None
 
     def forget(self, connection: Connection) -> None:

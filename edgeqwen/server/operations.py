@@ -19,6 +19,7 @@ from edgeqwen.protocol.messages import (
     Generation,
     Health,
     Hello,
+    Metrics,
     Ready,
     Reload,
     RequestId,
@@ -31,6 +32,7 @@ from edgeqwen.protocol.peer import Peer
 from edgeqwen.protocol.replies import bytes_members
 from edgeqwen.protocol.session_messages import SessionOperation
 from edgeqwen.server.embedding import answer_embed
+from edgeqwen.server.exporter import Exporter
 from edgeqwen.server.requests import read_submission
 from edgeqwen.server.statistics import Statistics
 from edgeqwen.server.work import Work
@@ -48,8 +50,8 @@ MAX_CHOICES: Final = 8
 
 
 class Operations:
-    """Serves the operations. `statistics` answers `stats`; `on_shutdown(drain_s)` begins the end (None: within the
-    daemon's own time); `on_reload(who)` reads the configuration again.
+    """Serves the operations. `statistics` answers `stats`, `exporter` `metrics`; `on_shutdown(drain_s)`
+    begins the end (None: within the daemon's own time); `on_reload(who)` reads the configuration again.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Operations:
         *,
         limits: WireLimits,
         statistics: Statistics,
+        exporter: Exporter,
         on_shutdown: Callable[[float | None], None],
         on_reload: OnReload,
     ) -> None:
@@ -66,8 +69,9 @@ class Operations:
         self._sessions = sessions
         self._limits = limits
         self._statistics = statistics
+        self._exporter = exporter
         self._on_shutdown = on_shutdown
-        self.on_reload = on_reload
+        self.on_reload = exporter.counting(on_reload)
         self._owners: OrderedDict[str, str] = OrderedDict()  # rid to owner, of the last ones
 
     def set_limits(self, limits: WireLimits) -> None:
@@ -111,6 +115,8 @@ class Operations:
                 return self._ready()
             case Stats():
                 return self._statistics.members(peer)
+            case Metrics():
+                return {"text": self._exporter.text_for(peer)}
             case Cancel():
                 return {"cancelled": self._cancel(message, peer, cancel_id)}
             case Shutdown():
