@@ -217,7 +217,7 @@ async def test_nothing_that_clients_say_or_are_called_is_told(tmp_path: Path) ->
     assert secret not in text
     labels = {label for _, pairs in samples_of(text) for label, _ in pairs}
     assert labels == {
-        "model", "quant", "version", "state", "kind", "outcome", "code", "tier", "place", "result", "le",
+        "model", "quant", "version", "state", "kind", "outcome", "code", "tier", "place", "status", "result", "le",
     }  # fmt: skip
     assert len(samples_of(text)) < 400, "labels are few"
 
@@ -247,6 +247,27 @@ async def test_connections_that_are_turned_away_are_counted(tmp_path: Path) -> N
         text = (await clients[0].ask(METRICS))["text"]
     assert value(text, "edgeqwen_connections_refused_total", code="quota") == 1
     assert value(text, "edgeqwen_connections") == 2
+
+
+async def test_errors_of_lines_and_responses_of_http_are_counted(tmp_path: Path) -> None:
+    async with serve(tmp_path) as wire:
+        client = await wire.connect()
+        batch = {"op": "batch", "items": [{"prompt": "x", "n": 99}, {"prompt": "x"}]}
+        for line in ({"op": "nothing"}, {"op": "chat"}, {"op": "session.get", "session": "@none"}, batch):
+            await client.ask(line)
+        broken = await wire.connect()
+        broken.write(b"{]\n")
+        await broken.read()
+        http = await connect(wire)
+        for path in ("/health", "/metrics", "/nothing"):
+            await http.ask("GET", path)
+        text = await metrics(wire)
+    errors = {code: value(text, "edgeqwen_line_errors_total", code=code) for code in ("unknown_op", "not_found")}
+    assert errors == {"unknown_op": 1, "not_found": 1}
+    assert value(text, "edgeqwen_line_errors_total", code="bad_request") == 2, "one of them an item of a batch"
+    assert value(text, "edgeqwen_line_errors_total", code="bad_json") == 1
+    assert value(text, "edgeqwen_http_responses_total", status="200") == 2
+    assert value(text, "edgeqwen_http_responses_total", status="404") == 1
 
 
 async def test_reloads_are_counted_by_how_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,7 @@ class HttpFront:
             handler = handler_of(request)
             handler.begin(request)
             response = await self._handle(request, peer)
+            self._operations.note_response(response.status)
             if not response.prepared:
                 response.headers.update(handler.common_headers)
             return response

@@ -23,6 +23,8 @@ from edgeqwen.sessions.sessions import Sessions
 
 STATES: Final[tuple[State, ...]] = get_args(State)
 RELOADS: Final = ("ok", "failed")
+STATUSES: Final = ("200", "400", "401", "403", "404", "429", "500", "503")
+REFUSALS: Final = ("bad_request", "too_long", "busy", "quota", "loading", "draining", "engine")
 CONNECTION_REFUSALS: Final = ("busy", "quota")
 FOR_ADMINS: Final = (
     'metrics are for admins, since they tell of everybody; http.metrics = "all" in the configuration opens them to all '
@@ -49,6 +51,8 @@ class Exporter:
         self._num_accepted = num_accepted
         self._reloads: Counter[str] = Counter()
         self.refused_connections: Counter[str] = Counter()  # by the code of the error
+        self.line_errors: Counter[str] = Counter()  # by code
+        self.http_responses: Counter[int] = Counter()  # by status
         self.is_for_all = False
 
     def counting(self, on_reload: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
@@ -101,8 +105,8 @@ class Exporter:
         }
         meaning = "Accepted requests that are over, by finish reason or error code."
         page.family("counter", "edgeqwen_requests_total", meaning, ended)
-        meaning = "Requests that were answered with an error instead of being accepted, by its code."
-        page.family("counter", "edgeqwen_refused_total", meaning, _by("code", CODES, meters.refused))
+        meaning = "Requests that the engine did not accept, by the code of the error."
+        page.family("counter", "edgeqwen_refused_total", meaning, _by("code", REFUSALS, meters.refused))
 
     def _add_times(self, page: Exposition) -> None:
         meters = self._inference.meters
@@ -151,6 +155,11 @@ class Exporter:
         refused = _by("code", CONNECTION_REFUSALS, self.refused_connections)
         meaning = "Connections that were turned away, by the code of the error."
         page.family("counter", "edgeqwen_connections_refused_total", meaning, refused)
+        meaning = "Frames of the socket protocol that say an error, by its code."
+        page.family("counter", "edgeqwen_line_errors_total", meaning, _by("code", CODES, self.line_errors))
+        responses = {str(status): count for status, count in sorted(self.http_responses.items())}
+        meaning = "Responses to HTTP requests that could be read, by status."
+        page.family("counter", "edgeqwen_http_responses_total", meaning, _by("status", STATUSES, responses))
         page.gauge("edgeqwen_sessions", "Conversations that are kept.", self._sessions.num_sessions)
         unsaved = self._sessions.stats()["unsaved"]
         page.gauge("edgeqwen_sessions_unsaved", "Conversations that are not on disk as they are.", unsaved)

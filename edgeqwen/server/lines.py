@@ -148,7 +148,7 @@ class LineSession:
         assert CODES[error.code].is_fatal
         self.has_failed = True
         self.cancel()
-        self._write(encode_frame(error_members(error), done=True))
+        self._write(self._encoded(error_members(error), None, done=True))
 
     def cancel(self) -> None:
         """End all that is in flight; nobody will read the answers."""
@@ -256,7 +256,7 @@ class LineSession:
             self._turns.add(call.turn)
 
     def _send(self, call: _Call, members: Mapping[str, Any], *, done: bool) -> None:
-        frame = encode_frame(members, done=done, request_id=call.request_id)
+        frame = self._encoded(members, call.request_id, done=done)
         if done:
             self._calls.discard(call)
             if call.request_id is not None:
@@ -272,11 +272,17 @@ class LineSession:
 
     def _reply(self, request_id: RequestId | None, members: Mapping[str, Any]) -> None:
         """The only frame of a request that is not in flight."""
-        frame = encode_frame(members, done=True, request_id=request_id)
+        frame = self._encoded(members, request_id, done=True)
         if request_id is not None or not self._turns:
             self._write(frame)
         else:
             self._turns.add(Turn(frames=[frame], is_finished=True))
+
+    def _encoded(self, members: Mapping[str, Any], request_id: RequestId | None, *, done: bool) -> bytes:
+        """Every frame that is written comes from here, so errors are counted here."""
+        if "error" in members:
+            self._operations.note_error(members["error"]["code"])
+        return encode_frame(members, done=done, request_id=request_id)
 
     def _cancel_id(self, target: RequestId) -> int:
         call = self._by_id.get(target)

@@ -98,6 +98,14 @@ class Operations:
             final_members=submission.final_members,
         )
 
+    def note_error(self, code: str) -> None:
+        """A line was answered with an error."""
+        self._exporter.line_errors[code] += 1
+
+    def note_response(self, status: int) -> None:
+        """An HTTP request was answered."""
+        self._exporter.http_responses[status] += 1
+
     def remember(self, rid: str, owner: str) -> None:
         """Keep whose generation `rid` is, so that cancelling it after its end is no error."""
         self._owners[rid] = owner
