@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgeqwen.config import Config
 from edgeqwen.logs import Event
-from edgeqwen.part_settings import socket_group
+from edgeqwen.part_settings import socket_group, socket_mode
 from edgeqwen.server import BoundSocket, SocketServer, bind_socket
 from edgeqwen.server.network import bind_network, bound_address, check_keys, parse_address
 from edgeqwen.service import Inheritance
@@ -34,7 +34,10 @@ class Doors:
         for sock in inheritance.network:
             check_keys(bound_address(sock), has_keys=has_keys)
         handed = tuple(BoundSocket(sock.dup(), os.fsdecode(sock.getsockname())) for sock in inheritance.unix)
-        doors = cls(handed or (bind_socket(path, group=socket_group(config)),), ())
+        mode = socket_mode(config)
+        if mode & 0o007 and not handed:
+            log.warning("socket.mode: every user of this machine may connect")
+        doors = cls(handed or (bind_socket(path, group=socket_group(config), mode=mode),), ())
         try:
             ports = tuple(sock.dup() for sock in inheritance.network)
             if config.http.listen:

@@ -56,6 +56,7 @@ def part_settings(config: Config, cache_dir: Path) -> PartSettings:
 def check_places(config: Config) -> None:
     """Raise `ConfigInvalid` for a group that there is not, and for an address that must not be listened on."""
     socket_group(config)
+    socket_mode(config)
     if config.http.listen:
         check_keys(parse_address(config.http.listen), has_keys=bool(config.http.api_key_file))
 
@@ -128,6 +129,14 @@ def _allowed_connections(wanted: int) -> int:
     allowed = max(LEAST_CONNECTIONS, soft - OWN_DESCRIPTORS)
     log.warning("limits.connections: %d allowed of %d, for the process may open %d files only", allowed, wanted, soft)
     return allowed
+
+
+def socket_mode(config: Config) -> int:
+    """Who may connect. Raises `ConfigInvalid` for a mode of a group without one."""
+    socket = config.socket
+    if socket.mode == "0660" and not socket.group:
+        raise ConfigInvalid("socket.mode: 0660 lets a group connect; name it in socket.group")
+    return (0o660 if socket.group else 0o600) if socket.mode == "auto" else int(socket.mode, 8)
 
 
 def socket_group(config: Config) -> int | None:

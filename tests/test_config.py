@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgeqwen.cli.serve import SETTINGS
 from edgeqwen.cli.serve import command as serve_command
+from edgeqwen.cli.serving_flags import SETTINGS
 from edgeqwen.config import LIVE_KEYS, Config, ConfigSources, Value, changes_between, fields_of_tables, load
 from edgeqwen.errors import EXIT_CONFIG, ConfigInvalid
 

@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "batch": "edgeqwen.cli.batch",
     "bench": "edgeqwen.cli.bench",
     "chat": "edgeqwen.cli.chat",
+    "config": "edgeqwen.cli.config",
     "doctor": "edgeqwen.cli.doctor",
     "embed": "edgeqwen.cli.embed",
     "eval": "edgeqwen.cli.evaluate",

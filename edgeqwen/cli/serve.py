@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from edgeqwen.cli.places import (
-    SYSTEM_STATE,
-    cache_folder,
-    models_folder,
-    socket_to_listen_on,
-    state_folder,
-)
-from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, checked_processor, planned_threads
-from edgeqwen.protocol.address import SYSTEM_SOCKET
+from edgeqwen.cli.places import cache_folder, models_folder, socket_to_listen_on, state_folder
+from edgeqwen.cli.serving_flags import serving_options, sources_of
+from edgeqwen.cli.threads import checked_processor, planned_threads
 
 if TYPE_CHECKING:
     from edgeqwen.loading import DaemonOptions
@@ -27,54 +21,9 @@ if TYPE_CHECKING:
 BLAS_VARIABLE: Final = "OPENBLAS_NUM_THREADS"
 """numpy's library for matrices starts a thread for each CPU when it is loaded, and the daemon has no use for them."""
 
-SETTINGS: Final = {
-    "package": "model.package",
-    "socket_path": "socket.path",
-    "http_listen": "http.listen",
-    "runtime": "engine.runtime",
-    "context": "kv.context",
-    "slots": "kv.slots",
-    "kv_type": "kv.type",
-    "threads": "cpu.threads",
-    "cpus": "cpu.cpus",
-    "state_dir": "service.state_dir",
-    "cache_dir": "service.cache_dir",
-    "idle_exit_s": "service.idle_exit_s",
-}
-"""Parameter of the command -> the setting that it is of."""
-
 
 @click.command("serve", short_help="Load a model and serve it on a Unix socket.")
-@click.option("--model", "package", metavar="PACKAGE|NAME", help="Default: the only installed model.")
-@click.option(
-    "--socket",
-    "socket_path",
-    metavar="PATH",
-    help=f"Default: $XDG_RUNTIME_DIR/edgeqwen.sock; root: {SYSTEM_SOCKET}.",
-)
-@click.option("--http", "http_listen", metavar="HOST:PORT", help="Speak HTTP on this TCP address too.")
-@click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests.")
-@click.option("--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192.")
-@click.option("--slots", type=int, metavar="N", help="Conversations computed at once. Default: 8.")
-@click.option("--kv", "kv_type", metavar="TYPE", help="Cache: fp32, int8 (a quarter of the memory) or auto.")
-@click.option("--threads", type=int, metavar="N", help=THREADS_HELP)
-@click.option("--cpus", metavar="LIST", help=CPUS_HELP)
-@click.option(
-    "--state-dir",
-    metavar="DIR",
-    help=f"Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/edgeqwen; root: {SYSTEM_STATE}.",
-)
-@click.option("--cache-dir", metavar="DIR", help="Default: $CACHE_DIRECTORY, else `cache` in the state directory.")
-@click.option(
-    "--idle-exit", "idle_exit_s", type=float, metavar="S", help="End after S idle seconds; for socket activation."
-)
-@click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Settings in TOML; EDGEQWEN_* and flags come before them.",
-)
+@serving_options
 def command(*, config_path: Path | None, **flags: Any) -> int:
     """Load a model and serve it on a Unix socket until SIGTERM or Ctrl-C."""
     from edgeqwen.errors import EdgeqwenError
@@ -91,10 +40,7 @@ def command(*, config_path: Path | None, **flags: Any) -> int:
 
 def options_of(config_path: Path | None, flags: Mapping[str, Any]) -> DaemonOptions:
     """What the file, the environment and the flags of the command say. Raises `EdgeqwenError`."""
-    from edgeqwen.config import ConfigSources
-
-    given = {SETTINGS[flag]: value for flag, value in flags.items()}
-    sources = ConfigSources(config_path, dict(os.environ), given)
+    sources = sources_of(config_path, flags)
     config = sources.read()
     checked_processor()
     if not os.environ.get(BLAS_VARIABLE):

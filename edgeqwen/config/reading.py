@@ -20,12 +20,13 @@ ENV_PREFIX = "EDGEQWEN_"
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One value on its way in: `origin` is how to name it in an error."""
+    """One value on its way in: `origin` is how to name it in an error, `source` where it was set."""
 
     table: str
     key: str
     value: Any
     origin: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,23 @@ class ConfigSources:
     def read(self) -> Config:
         return load(self.path, self.environ, self.flags)
 
+    def sources(self) -> dict[str, str]:
+        """Where the value of each key that is set comes from, by `table.key`: the path of the file, the name of the
+        variable, or `flag`. Raises `ConfigInvalid`.
+        """
+        settings = _settings(self.path, self.environ, self.flags)
+        return {f"{setting.table}.{setting.key}": setting.source for setting in map(_sound, settings)}
+
+    def faults(self) -> list[ConfigInvalid]:
+        """All that is wrong, and not just the first."""
+        found: list[ConfigInvalid] = []
+        for setting in _settings(self.path, self.environ, self.flags):
+            try:
+                _checked(_sound(setting))
+            except ConfigInvalid as error:
+                found.append(error)
+        return found
+
     def read_again(self) -> Config:
         """As the file is now. Raises `ConfigInvalid` for one that can be read only once too, such as a pipe: it would
         seem to be empty now, and everything in it to be gone.
@@ -52,17 +70,28 @@ class ConfigSources:
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]) -> Config:
     """The configuration of `ConfigSources`, from its parts."""
-    settings: list[_Setting] = []
-    if path is not None:
-        settings += _from_file(path)
-    settings += _from_environment(environ)
-    settings += _from_flags(flags)
     chosen: dict[str, dict[str, Any]] = {}
-    for setting in settings:
+    for setting in map(_sound, _settings(path, environ, flags)):
         chosen.setdefault(setting.table, {})[setting.key] = _checked(setting)
     default = Config()
     tables = {name: dataclasses.replace(getattr(default, name), **values) for name, values in chosen.items()}
     return dataclasses.replace(default, **tables)
+
+
+def _settings(
+    path: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]
+) -> Iterator[_Setting | ConfigInvalid]:
+    """All that are set, those that count more later; in the place of one that makes no sense, what is wrong with it."""
+    if path is not None:
+        yield from _from_file(path)
+    yield from _from_environment(environ)
+    yield from _from_flags(flags)
+
+
+def _sound(setting: _Setting | ConfigInvalid) -> _Setting:
+    if isinstance(setting, ConfigInvalid):
+        raise setting
+    return setting
 
 
 def _is_special(path: Path) -> bool:
@@ -73,38 +102,46 @@ def _is_special(path: Path) -> bool:
         return False
 
 
-def _from_file(path: Path) -> Iterator[_Setting]:
+def _from_file(path: Path) -> Iterator[_Setting | ConfigInvalid]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigInvalid(f"{path}: cannot read the configuration: {error.strerror}") from error
+        yield ConfigInvalid(f"{path}: cannot read the configuration: {error.strerror}")
+        return
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigInvalid(f"{path}: not valid TOML: {error}") from error
+        yield ConfigInvalid(f"{path}: not valid TOML: {error}")
+        return
     for table, values in tree.items():
         if not isinstance(values, dict):
-            raise ConfigInvalid(f"{path}: {table} stands outside of any table; tables are {_table_names()}")
-        if table not in fields_of_tables():
-            raise ConfigInvalid(f"{path}: unknown table [{table}]; tables are {_table_names()}")
-        for key, value in values.items():
-            yield _Setting(table, key, value, f"{path}: {table}.{key}")
+            yield ConfigInvalid(f"{path}: {table} stands outside of any table; tables are {_table_names()}")
+        elif table not in fields_of_tables():
+            yield ConfigInvalid(f"{path}: unknown table [{table}]; tables are {_table_names()}")
+        else:
+            for key, value in values.items():
+                yield _Setting(table, key, value, f"{path}: {table}.{key}", str(path))
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting]:
+def _from_environment(environ: Mapping[str, str]) -> Iterator[_Setting | ConfigInvalid]:
     for name, text in environ.items():
         if not name.startswith(ENV_PREFIX):
             continue
         table, _, key = name.removeprefix(ENV_PREFIX).lower().partition("_")
         if name != name.upper() or key not in fields_of_tables().get(table, ()):
-            raise ConfigInvalid(f"{name}: unknown environment variable; they are named {ENV_PREFIX}TABLE_KEY")
-        kind = type(fields_of_tables()[table][key].default)
-        yield _Setting(table, key, _parsed(text, kind, name), name)
+            yield ConfigInvalid(f"{name}: unknown environment variable; they are named {ENV_PREFIX}TABLE_KEY")
+            continue
+        try:
+            value = _parsed(text, type(fields_of_tables()[table][key].default), name)
+        except ConfigInvalid as error:
+            yield error
+        else:
+            yield _Setting(table, key, value, name, name)
 
 
 def _from_flags(flags: Mapping[str, Value | None]) -> Iterator[_Setting]:
     for name, value in flags.items():
         if value is not None:
             table, _, key = name.partition(".")
-            yield _Setting(table, key, value, f"flag for {name}")
+            yield _Setting(table, key, value, f"flag for {name}", "flag")
 
 
 def _table_names() -> str:

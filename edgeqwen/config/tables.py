@@ -40,10 +40,13 @@ class ModelTable:
 
 @dataclass(frozen=True, slots=True)
 class SocketTable:
-    """`path` empty means the default place of the user who runs. Members of `group`, if given, may connect too."""
+    """`path` empty means the default place of the user who runs. Members of `group`, if given, may connect too. `mode`
+    is that of the socket in octal; `auto` is 0660 with a group and else 0600.
+    """
 
     path: str = _key("")
     group: str = _key("")
+    mode: str = _key("auto", options=("auto", "0600", "0660", "0666"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,19 @@ class BoundSocket:
         self.lock.release()
 
 
-def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
-    """Bind and listen on `path`: mode 0600, or 0660 and of group `group` (gid).
+def check_socket_place(path: str | Path) -> None:
+    """Raise what `bind_socket` would raise of the folder and of what is in the place, without making anything. A daemon
+    that runs there is nothing wrong.
+    """
+    full = os.path.abspath(path)
+    check_length(full)
+    folder, name = os.path.split(full)
+    with _opened_folder(folder, may_create=False) as folder_fd:
+        _check_place(folder_fd, name, full, may_run=True)
+
+
+def bind_socket(path: str | Path, *, group: int | None = None, mode: int | None = None) -> BoundSocket:
+    """Bind and listen on `path`: mode 0600, or 0660 and of group `group` (gid), or `mode`.
 
     Raises `ConfigInvalid` in one line that says what to do, and leaves nothing behind: path too long, folder missing or
     not safe, something else in the place, a daemon that is already running.
@@ -72,7 +83,7 @@ def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
             raise _already_running(full)
         try:
             _check_place(folder_fd, name, full)
-            sock, inode = _bind(folder_fd, name, group)
+            sock, inode = _bind(folder_fd, name, group, mode or (USER_MODE if group is None else GROUP_MODE))
         except OSError as exc:
             lock.release()
             raise ConfigInvalid(f"{full}: cannot bind the socket: {exc.strerror}") from exc
@@ -83,7 +94,7 @@ def bind_socket(path: str | Path, *, group: int | None = None) -> BoundSocket:
 
 
 @contextlib.contextmanager
-def _opened_folder(folder: str) -> Iterator[int]:
+def _opened_folder(folder: str, *, may_create: bool = True) -> Iterator[int]:
     """A descriptor of `folder`, checked. Symbolic links on the way are followed only if they are root's."""
     names = [name for name in folder.split("/") if name]
     fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -91,7 +102,7 @@ def _opened_folder(folder: str) -> Iterator[int]:
         for depth, name in enumerate(names, 1):
             here = "/" + "/".join(names[:depth])
             try:
-                inner = _open_inside(fd, name, here, may_create=here == MADE_FOLDER)
+                inner = _open_inside(fd, name, here, may_create=may_create and here == MADE_FOLDER)
             except FileNotFoundError as exc:
                 raise _no_folder(folder, is_deep=here != folder) from exc
             os.close(fd)
@@ -137,8 +148,8 @@ def _already_running(full: str) -> ConfigInvalid:
     return ConfigInvalid(f"{full}: already running; stop the other daemon or choose another socket path")
 
 
-def _check_place(folder_fd: int, name: str, full: str) -> None:
-    """What stands at the path may only be a socket of ours that nobody listens on."""
+def _check_place(folder_fd: int, name: str, full: str, *, may_run: bool = False) -> None:
+    """What stands at the path may only be a socket of ours that nobody listens on, unless somebody `may_run` there."""
     try:
         status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -149,13 +160,15 @@ def _check_place(folder_fd: int, name: str, full: str) -> None:
         raise ConfigInvalid(f"{full} exists and is not a socket; choose another path, or move it away")
     if status.st_uid != os.geteuid():
         raise ConfigInvalid(f"{full} is a socket of uid {status.st_uid}; remove it or choose another path")
+    if may_run:
+        return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         if probe.connect_ex(full) not in {errno.ECONNREFUSED, errno.ENOENT}:
             raise _already_running(full)
 
 
-def _bind(folder_fd: int, name: str, group: int | None) -> tuple[socket.socket, int]:
+def _bind(folder_fd: int, name: str, group: int | None, mode: int) -> tuple[socket.socket, int]:
     temporary = f".edgeqwen-{secrets.token_hex(4)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -164,7 +177,7 @@ def _bind(folder_fd: int, name: str, group: int | None) -> tuple[socket.socket, 
         try:
             if group is not None:
                 os.chown(temporary, -1, group, dir_fd=folder_fd, follow_symlinks=False)
-            os.chmod(temporary, USER_MODE if group is None else GROUP_MODE, dir_fd=folder_fd)
+            os.chmod(temporary, mode, dir_fd=folder_fd)
             sock.listen(BACKLOG)
             inode = os.stat(temporary, dir_fd=folder_fd, follow_symlinks=False).st_ino
             os.rename(temporary, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
