@@ -273,6 +273,19 @@ def test_memory_that_is_written_is_not_executed(kind: str) -> None:
     assert only(read(ROOT / "drop-ins/jit.conf"), "MemoryDenyWriteExecute") == "no"
 
 
+@pytest.mark.parametrize("kind", ["system", "template"])
+def test_files_that_are_written_are_not_executed(kind: str) -> None:
+    """A folder that the unit has mounted apart does not take that from the one above it."""
+    service = read(SERVICES[kind])
+    apart = {f"/var/lib/{only(service, 'StateDirectory')}", f"/var/cache/{only(service, 'CacheDirectory')}"}
+    assert words(service, "NoExecPaths") >= apart | words(service, "ReadOnlyPaths") | {
+        "/var",
+        "/tmp",
+        "/var/tmp",
+        "/run",
+    }
+
+
 @pytest.mark.parametrize("kind", SERVICES)
 def test_manager_is_older_than_notify_reload(kind: str) -> None:
     service = read(SERVICES[kind])
@@ -340,7 +353,7 @@ def test_instances_share_nothing_with_the_service() -> None:
     for key in ("StateDirectory", "CacheDirectory"):
         # Not beside models/ and sessions/, which would be instances then.
         assert only(template, key) == f"{only(service, key)}/instances/%i"
-    differing = {"StateDirectory", "CacheDirectory", "ExecStart", "Environment", "Slice"}
+    differing = {"StateDirectory", "CacheDirectory", "ExecStart", "Environment", "Slice", "NoExecPaths"}
     same = {key: value for key, value in service["Service"].items() if key not in differing}
     assert same == {key: value for key, value in template["Service"].items() if key not in differing}
 
