@@ -8,6 +8,9 @@ answer taken from the engine in process, divided by its tokens; both in turns, m
 
 A step: several streams at once over as many connections, with a vocabulary of Qwen's size, greedy and sampled, nothing
 guessed ahead; the time of one token of each. The script's own work (a row of logits to fill) and the client's count.
+
+Measuring: the fastest of several rounds, since it is all of one piece: what a token costs in its histogram, and what it
+takes to ask for all metrics over the socket while nothing else runs.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+import timeit
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +28,8 @@ import uvloop
 
 from edgeqwen.doctor.package import QWEN3
 from edgeqwen.engine.generation import GenerationInput
+from edgeqwen.engine.meters import GAP_BOUNDS_S
+from edgeqwen.metrics import Histogram
 from edgeqwen.runtime.fake import FakeScript
 from tests.daemons import DaemonProcess, running_daemon
 from tests.engines import Listener, running
@@ -88,6 +94,15 @@ def steps() -> dict[str, dict[int, float]]:
         }
 
 
+def measuring(daemon: DaemonProcess) -> dict[str, float]:
+    """Microseconds of a token's measuring, milliseconds of a scrape."""
+    gaps = Histogram(GAP_BOUNDS_S)
+    observing = timeit.repeat(lambda: gaps.observe(0.035), number=NUM_TOKENS, repeat=20 * NUM_ROUNDS)
+    with daemon.client() as client:
+        scraping = timeit.repeat(client.metrics, number=1, repeat=20 * NUM_ROUNDS)
+    return {"token_us": round(min(observing) / NUM_TOKENS * 1e6, 3), "scrape_ms": round(min(scraping) * 1e3, 2)}
+
+
 async def engine_once() -> float:
     """Milliseconds a token from the engine itself."""
     async with running(FakeScript(tokens=TOKENS, capacity=CAPACITY)) as rig:
@@ -104,12 +119,14 @@ def main() -> None:
     with running_daemon("fake:" + json.dumps({"tokens": TOKENS, "capacity": CAPACITY})) as daemon:
         daemon.wait_for(running=0)
         asks = [ask_once(daemon) for _ in range(NUM_ROUNDS)]
+        measured = measuring(daemon)
         pairs = [(stream_once(daemon), uvloop.run(engine_once())) for _ in range(NUM_ROUNDS)]
     report = {
         "benchmark": "overhead",
         "ask_own_ms": round(statistics.median(each["own_ms"] for each in asks), 1),
         "socket_ms_per_token": round(statistics.median(socket for socket, _ in pairs), 3),
         "engine_ms_per_token": round(statistics.median(engine for _, engine in pairs), 3),
+        "measuring": measured,
         "step_ms_by_streams": steps(),
         "socket_added_ms_per_token": round(statistics.median(socket - engine for socket, engine in pairs), 3),
     }
