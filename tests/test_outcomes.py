@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,6 +222,47 @@ async def test_the_sink_has_its_last_event_before_others_are_told() -> None:
         rig.inference.meters.outcomes.subscribe(lambda _: order.append("told"))
         await rig.run(listener=Listener(on_event=on_event), max_tokens=1)
     assert order == ["sink", "told"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_happens_each_request_is_told_once(seed: int) -> None:
+    rng = random.Random(seed)
+    async with running(FakeScript(step_s=0.001, fail_at_step=(30, 70)), limits=EngineLimits(queue=6)) as rig:
+        told = Told.of(rig)
+        accepted: list[str] = []
+        num_asked = 0
+
+        async def one() -> None:
+            nonlocal num_asked
+            num_asked += 1  # a task that is cancelled before its first step asks for nothing
+            max_tokens = rng.choice([-1, 1, 5, 20])
+            if rng.random() < 0.3:
+                given = EmbeddingInput(texts=("a text",) * rng.randint(0, 3), deadline_ms=rng.choice([1, 1000]))
+                await rig.inference.embed(given, owner="1000")
+                return
+            generation, listener = await rig.submit(max_tokens=max_tokens, deadline_ms=rng.choice([1, 3, 5000]))
+            accepted.append(generation.rid)
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() / 100)
+                generation.cancel()
+            await listener.end()
+
+        tasks = []
+        for _ in range(60):
+            tasks.append(asyncio.create_task(one()))
+            await asyncio.sleep(rng.random() / 200)
+            if rng.random() < 0.1:
+                rng.choice(tasks).cancel()
+        await asyncio.wait(tasks, timeout=20)
+        async with asyncio.timeout(20):
+            while not rig.inference.is_idle:  # noqa: ASYNC110 -- there is no event for it
+                await asyncio.sleep(0.001)
+    rids = [outcome.rid for outcome in told.outcomes if outcome.rid]
+    assert len(rids) == len(set(rids))
+    assert set(accepted) <= set(rids)
+    assert len(told.outcomes) + len(told.refusals) == num_asked
+    assert told.refusals
+    assert len({outcome.outcome for outcome in told.outcomes}) >= 3
 
 
 def test_a_request_is_called_by_the_harshest_end_of_its_choices() -> None:
