@@ -166,6 +166,8 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     if kv.context > most:
         raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
     processor = read_processor()
+    if processor.is_x86 and not processor.flags:
+        log.warning("/proc/cpuinfo cannot be read: what this processor can do is not known (in a unit: ProcSubset=all)")
     package = fitting_package(package, processor, options.cache_dir)
     wanted = OnnxOptions.planned(
         options.threads,
