@@ -1,8 +1,8 @@
 """What a unit's settings do to a process, done without systemd: namespaces, mounts, limits, capabilities, seccomp.
 
 `python -m tests.confinement --unit UNIT [--writable DIR]... [--proc OPTIONS] -- COMMAND...` reads the settings of the
-section `[Service]` and becomes COMMAND under them. Needs root, libseccomp and systemd-analyze. `APPLIED` says what of a unit is imitated
-here and `ELSEWHERE` what is not; a test sees to it that a unit has nothing else.
+section `[Service]` and becomes COMMAND under them. Needs root, libseccomp and systemd-analyze. `APPLIED` says what of
+a unit is imitated here and `ELSEWHERE` what is not; a test sees to it that a unit has nothing else.
 """
 
 from __future__ import annotations
