@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -331,6 +332,25 @@ async def test_over_the_network_they_are_for_nobody_until_opened_and_keys_count(
 
 
 # The documentation.
+
+
+def alerts() -> list[str]:
+    """The expressions of the table of what is worth an alert."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = page.partition("## Worth an alert")[2].partition("\n## ")[0].replace(r"\|", "\0")
+    rows = [line.split("|")[1].replace("\0", "|") for line in table.splitlines() if line.startswith("| `")]
+    return [expression for row in rows for expression in re.findall(r"`([^`]+)`", row)]
+
+
+def test_what_is_worth_an_alert_is_written_as_prometheus_reads_it(tmp_path: Path) -> None:
+    assert len(alerts()) > 10
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    rules = [{"alert": f"alert{number}", "expr": expression} for number, expression in enumerate(alerts())]
+    path = tmp_path / "rules.yml"  # JSON is YAML, too
+    path.write_text(json.dumps({"groups": [{"name": "edgeqwen", "rules": rules}]}))
+    check = subprocess.run(["promtool", "check", "rules", path], capture_output=True, timeout=60, check=False)
+    assert check.returncode == 0, check.stdout + check.stderr
 
 
 async def test_the_documentation_lists_what_is_told_and_nothing_else(tmp_path: Path) -> None:
