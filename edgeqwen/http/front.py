@@ -19,6 +19,7 @@ from edgeqwen.http.generations import Generations
 from edgeqwen.http.messages import Messages
 from edgeqwen.http.models import Models
 from edgeqwen.http.operations import LineOperations, refusal
+from edgeqwen.http.page import answer_icon, answer_page
 from edgeqwen.http.replies import error_response, json_response
 from edgeqwen.http.routes import Answer, Route, Routes
 from edgeqwen.http.seam import Operations
@@ -91,6 +92,8 @@ class HttpFront:
                 Route("POST", "/eqp/batch", Batches(self._operations, limits).answer, refusal),
                 Route("POST", "/eqp/{op}", LineOperations(self._operations, limits).answer, refusal),
                 Route("GET", "/metrics", self._metrics, openai),
+                Route("GET", "/", answer_page, openai),
+                Route("GET", "/favicon.ico", answer_icon, openai),
                 *(Route("GET", path, self._probe(operation), openai) for path, operation in PROBES.items()),
             ],
             refuse=openai,

@@ -19,8 +19,8 @@ from edgeqwen.http.session import SERVER, handler_of
 from edgeqwen.protocol.peer import Peer
 
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
-WITHOUT_KEY: Final = frozenset({"/health"})
-"""What a network client may ask without a key."""
+WITHOUT_KEY: Final = frozenset({"/health", "/", "/favicon.ico"})
+"""What a network client may ask without a key; the page asks its user for one."""
 
 PREFLIGHT_S: Final = 600
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]/@]+)(?::\d{1,5})?")
