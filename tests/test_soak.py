@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models import needs_row_invariance, smollm2_package
-from tests.soak import aborts, crowd, fuzz, kill9, memory, mixed
+from tests.soak import aborts, crowd, day, fuzz, kill9, memory, mixed
 from tests.soak.fuzz_answers import check_lines, read_responses
 from tests.soak.line import Ended, Line
 from tests.soak.service import Model, Service, package_model, scripted_model
@@ -51,6 +51,23 @@ def test_mixed_requests_leave_nothing_behind(model: Model, tmp_path: Path) -> No
     size = mixed.Size(num_requests=160, num_before=60, num_words=10, max_tokens=8, most_growth=1.0, quiet_s=0.5)
     found = mixed.run(tmp_path, model, size)
     assert len(found["requests"]) > 10
+
+
+def test_a_day_in_short_loses_nothing(model: Model, tmp_path: Path) -> None:
+    size = day.Size(
+        num_requests=240,
+        num_hours=4,
+        num_words=10,
+        max_tokens=8,
+        pause_s=0.05,
+        idle_unload_s=0.3,
+        disk_mb=0,
+        most_slope=1e9,
+    )
+    found = day.run(tmp_path, model, size)
+    assert found["turns"] > 6
+    assert found["happened"]["reload"] > 0
+    assert len(found["asleep_mb"]) == 4
 
 
 def test_clients_that_hang_up_do_not_change_what_others_are_told(model: Model, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import random
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -222,9 +222,9 @@ def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
         clients = [Client(number, service, size, random.Random(rng.random())) for number in range(size.num_clients)]
         for client in clients:
             at_end.callback(client.hang_up_for_good)
-        _run_all(clients, size.num_before)
+        run_all(clients, size.num_before)
         resident_before, descriptors_before = _look(service, clients, size)
-        _run_all(clients, size.num_requests - size.num_before)
+        run_all(clients, size.num_requests - size.num_before)
         resident, descriptors = _look(service, clients, size)
         _check_slots(service, clients[0])
         growth = resident / resident_before - 1
@@ -243,7 +243,8 @@ def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
     return found
 
 
-def _run_all(clients: list[Client], num_requests: int) -> None:
+def run_all(clients: Sequence[Client], num_requests: int) -> None:
+    """All of them at once, so many requests together."""
     share = -(-num_requests // len(clients))
     with ThreadPoolExecutor(len(clients)) as pool:
         for result in [pool.submit(client.run, share) for client in clients]:

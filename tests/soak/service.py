@@ -42,7 +42,7 @@ class Model:
 
 def scripted_model(folder: Path, **script: Any) -> Model:
     """A model whose next token is a function of all tokens before it, quick to start and to answer."""
-    given = {"kv_bytes_per_token": SCRIPTED_BYTES, **script}
+    given = {"kv_bytes_per_token": SCRIPTED_BYTES, "records": False, **script}
     flags = ("--model", str(write_text_model(folder)), "--runtime", "fake:" + json.dumps(given))
     return Model("scripted", flags, SCRIPTED_BYTES, 6.0)
 
