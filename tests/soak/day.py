@@ -5,8 +5,8 @@
 Each of the hours is as many requests of all kinds, good and bad, over the socket and HTTP; clients hang up and are
 killed, and all the while the configuration is changed and read again, sometimes a broken one. In every third hour the
 disk of state and cache, a small one, is full at first; in every third another process takes memory. After each hour the
-model sleeps and the memory of the daemon is looked at; the next hour wakes it. At the end the daemon is killed: what was
-acknowledged as saved must be there again, to the letter.
+model sleeps and the memory of the daemon is looked at; the next hour wakes it. At the end the daemon is killed: what it
+said is saved must be there again, to the letter.
 
 Root is needed for the small disk; `--disk-mb 0` goes without full ones.
 """
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.soak import kill9, memory, mixed
+from tests.soak.command import run_with_models
 from tests.soak.line import Line
 from tests.soak.reference import GREEDY, user
 from tests.soak.service import GUARD_S, Model, Service
@@ -67,7 +68,6 @@ class Size:
     pressure_mb: int = 1024
     reload_s: float = 2.0
     idle_unload_s: float = 1.0
-    disk_mb: int = DISK_MB // 2
     most_slope: float = 100.0
     most_growth: float = 0.05
     seed: int = 1
@@ -194,16 +194,16 @@ def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
     if size.disk_mb < 0:
         size = replace(size, disk_mb=kv_disk_mb + STATE_MB)
     config = folder / "edgeqwen.toml"
-    settings = {"kv_slots": mixed.NUM_SLOTS, "kv_context": mixed.CONTEXT, "kv_disk_mb": kv_disk_mb}
+    settings: dict[str, Any] = {"kv_slots": mixed.NUM_SLOTS, "kv_context": mixed.CONTEXT, "kv_disk_mb": kv_disk_mb}
     settings["kv_memory_mb"] = model.memory_mb(3 * mixed.CONTEXT)
     settings["service_cache_dir"] = str(folder / "state" / "cache")
     model = replace(model, flags=(*model.flags, "--config", str(config)))
     with small_disk(folder / "state", size.disk_mb), contextlib.ExitStack() as at_end:
         service = Service(folder, model, **settings)
-        at_end.callback(service.kill)
         rng = random.Random(size.seed)
         reloads = Reloads(service, config, random.Random(rng.random()), lambda rng: _settings(size, rng))
         service.start()
+        at_end.callback(service.kill)
         service.wait_until_ready()
         day = Day(service, size, reloads, _visitors(service, size, rng), _keepers(size, rng))
         for visitor in day.visitors:
@@ -263,7 +263,7 @@ def _found(day: Day, model: Model, ends: Counter[str], num_checked: int) -> dict
     size = day.size
     num_turns = sum(each.num_kept for each in day.keepers)
     counts = sum((each.counts for each in day.visitors), Counter(keeper_turn=num_turns))
-    found = {
+    found: dict[str, Any] = {
         "model": model.name,
         "requests": counts.total(),
         "kinds": dict(counts),
