@@ -68,6 +68,7 @@ async def test_users_are_told_of_themselves_alone_and_an_admin_of_all(tmp_path: 
             "conns": 1,
             "running": 0,
             "queued": 0,
+            "requests": [],
             "sessions": 0,
             "kv_bytes": 0,
             "totals": NOTHING,

@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "serve": "edgeqwen.cli.serve",
     "sessions": "edgeqwen.cli.sessions",
     "stats": "edgeqwen.cli.stats",
+    "top": "edgeqwen.cli.top",
 }
 """Name -> module; each has a `command`."""
 

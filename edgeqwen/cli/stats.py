@@ -26,7 +26,9 @@ def command(socket_path: str | None, *, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     for key, value in facts.items():
-        if isinstance(value, dict):
+        if isinstance(value, list):
+            click.echo(f"{key:16} {len(value)}")
+        elif isinstance(value, dict):
             for name, number in value.items():
                 click.echo(f"{key + '.' + name:16} {number}")
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from itertools import count
+from typing import Any
 
 from edgeqwen.core.request import Delta, Request, SamplingParams
 from edgeqwen.core.step import KVData, Runtime, RuntimeSpec
@@ -192,6 +193,10 @@ class Engine:
         self._records.deliver(self._scheduler.cancel(rid, now=now), now)
         self._loop.wake()
         return 1
+
+    def live_requests(self, owner: str | None, most: int) -> list[dict[str, Any]]:
+        """See `Records.facts`."""
+        return self._records.facts(self._clock(), owner=owner, most=most)
 
     def cancel_all(self) -> None:
         """End every request with `cancelled`."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edgeqwen.core.step import RuntimeSpec
 from edgeqwen.engine.embeddings import EmbeddingInput, Embeddings
@@ -274,6 +274,12 @@ class Inference:
         if self._engine is None:
             return idle_owner_stats(self._admission.count_of(owner), self._tallies.of(owner))
         return self._engine.owner_stats(owner)
+
+    def live_requests(self, owner: str | None, most: int) -> list[dict[str, Any]]:
+        """What runs and waits of `owner` (None: of everybody, with whose it is), oldest first: `rid`, `kind`, `state`,
+        tokens of the prompt, those of them that were cached, tokens generated and how fast, seconds since it came.
+        """
+        return [] if self._engine is None else self._engine.live_requests(owner, most)
 
     # Tokens.
 

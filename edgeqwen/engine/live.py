@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from typing import Any
 
 from edgeqwen.core.request import Done, Event, FinishReason, Request, Timings
 from edgeqwen.core.step import Hidden
@@ -72,6 +73,21 @@ class LiveRequest(ABC):
             num_cached=self._num_cached,
             num_generated=self._num_generated,
         )
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """What may be shown of it while it lives, nothing of what it says."""
+        first_at = self._first_at
+        taken_s = 0.0 if first_at is None else now - first_at
+        return {
+            "rid": self.request.rid,
+            "kind": self.kind,
+            "state": "queued" if not self.has_begun else "prefill" if first_at is None else "decode",
+            "prompt": self.request.num_prompt_tokens,
+            "cached": self._num_cached,
+            "tokens": self._num_generated,
+            "tok_s": round(max(0, self._num_generated - 1) / taken_s, 1) if taken_s > 0 else 0.0,
+            "age_s": round(_seconds(self.request.arrived_at, now), 1),
+        }
 
     @property
     def kind(self) -> Kind:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
 
 from edgeqwen.core.request import (
     Delta,
@@ -180,6 +182,14 @@ class Records:
     def get(self, rid: str) -> LiveRequest | None:
         """The record, if the request lives."""
         return self._records.get(rid)
+
+    def facts(self, now: float, *, owner: str | None, most: int) -> list[dict[str, Any]]:
+        """What may be shown of the requests of `owner` (None: of all, with whose they are), oldest first."""
+        live = (record for record in self._records.values() if owner in {None, record.request.owner})
+        return [
+            record.facts(now) | ({"owner": record.request.owner} if owner is None else {})
+            for record in islice(live, most)
+        ]
 
     def rids(self) -> tuple[str, ...]:
         """Requests that live, oldest first."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from edgeqwen.engine.inference import Inference
 from edgeqwen.metrics import resident_bytes
 from edgeqwen.protocol.peer import Peer
 from edgeqwen.sessions.sessions import Sessions
+
+MOST_REQUESTS: Final = 64
+"""That are shown one by one; the counts are of all."""
 
 
 class Statistics:
@@ -67,6 +70,7 @@ class Statistics:
             "speculation": dict(stats.speculation),
             "kv": dict(stats.kv),
             "session_files": self._sessions.stats(),
+            "requests": self._inference.live_requests(None, MOST_REQUESTS),
         }
 
     def _of(self, peer: Peer) -> dict[str, Any]:
@@ -80,6 +84,7 @@ class Statistics:
             "totals": dict(stats.totals),
             "kv": dict(stats.kv),
             "session_files": self._sessions.owner_stats(peer.owner),
+            "requests": self._inference.live_requests(peer.owner, MOST_REQUESTS),
         }
         # Over the network connections are nobody's: a key comes with a request.
         return members if peer.is_remote else members | {"conns": self._num_connections(peer.uid)}
