@@ -68,6 +68,7 @@ def test_a_day_in_short_loses_nothing(model: Model, tmp_path: Path) -> None:
         pressure_mb=64,
         reload_s=0.2,
         idle_unload_s=0.2,
+        quiet_s=0.1,
         most_slope=1e9,
         most_growth=10.0,
     )

@@ -68,6 +68,7 @@ class Size:
     pressure_mb: int = 1024
     reload_s: float = 2.0
     idle_unload_s: float = 1.0
+    quiet_s: float = 3.0
     most_slope: float = 100.0
     most_growth: float = 0.05
     seed: int = 1
@@ -79,6 +80,18 @@ class Visitor(mixed.Client):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.kinds += [self.http_stream, self.http_stream, self.killed]
+
+    def turn(self) -> None:
+        """The daemon may hear of a client's end after this asks for the session of it; but hear of it it must."""
+        name, words, options = self.name(), self.words(), self.options()
+        give_up_at = time.monotonic() + GUARD_S
+        while (final := self.line.ask("chat", session=name, prompt=words, **options)).get("error"):
+            self.expect(final, "too_long", "session_busy")
+            if final["error"]["code"] == "too_long":
+                self._may_miss(self.line.ask("session.reset", session=name))
+                return
+            assert time.monotonic() < give_up_at, f"{name} stays busy"
+            time.sleep(POLL_S)
 
     def killed(self) -> None:
         session = {"session": self.name()} if self.rng.random() < 0.5 else {}
@@ -185,7 +198,12 @@ class Day:
             while line.must("health")["state"] != "asleep":
                 assert time.monotonic() < give_up_at, "the model does not fall asleep"
                 time.sleep(POLL_S)
-        self.asleep_bytes.append(self.service.resident_bytes)
+        looks = []
+        give_up_at = time.monotonic() + self.size.quiet_s  # until what was freed is given back
+        while not looks or time.monotonic() < give_up_at:
+            looks.append(self.service.resident_bytes)
+            time.sleep(POLL_S)
+        self.asleep_bytes.append(min(looks))
 
 
 def run(folder: Path, model: Model, size: Size) -> dict[str, Any]:
