@@ -7,15 +7,18 @@ counted.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from edgeqwen.core.fit import weights_bytes
 from edgeqwen.core.model import KVType
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from edgeqwen.runtime.onnx import OnnxRuntime
 
 NUM_REPEATS: Final = 3
+COPIED_BYTES: Final = 64 << 20
+TEXT: Final = "It was a bright cold day in April, and 13 clocks struck; nobody had wound them up. " * 100
 Clock = Callable[[], float]
 
 
@@ -50,8 +55,9 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """What one run says, as one JSON object. `cpus` is empty if threads run wherever the process may; `clock_mhz` is
-    that right after the measurement, None where the kernel does not say.
+    """What one run says, as one JSON object. `weights_bytes` are those that a token reads, `memory_bytes_s` what the
+    threads of decoding copy in memory, read and written bytes together. `cpus` is empty if threads run wherever the
+    process may; `clock_mhz` is that right after the measurement, None where the kernel does not say.
     """
 
     model: str
@@ -66,8 +72,11 @@ class BenchReport:
     streams: int
     prefill_tok_s: float
     decode_tok_s: float
+    tokenize_tok_s: float
     load_s: float
     rss_bytes: int
+    weights_bytes: int
+    memory_bytes_s: float
     cpu: str
     clock_mhz: int | None
 
@@ -87,6 +96,7 @@ def bench(
         with placed(threads.decode.calling_cpus):  # as the daemon's engine thread is
             speeds = measure(runtime, options, clock)
         rss_bytes, frequency = resident_bytes(), clock_mhz()
+        memory_bytes_s = copying_speed(threads.decode.num_threads, clock)
     finally:
         runtime.close()
     manifest = package.manifest
@@ -103,11 +113,38 @@ def bench(
         streams=options.num_streams,
         prefill_tok_s=round(speeds.prefill_tok_s, 1),
         decode_tok_s=round(speeds.decode_tok_s, 1),
+        tokenize_tok_s=round(tokenizing_speed(package, clock), 1),
         load_s=round(load_s, 3),
         rss_bytes=rss_bytes,
+        weights_bytes=weights_bytes(manifest.spec, "int4" if manifest.quant == "hybrid" else manifest.quant),
+        memory_bytes_s=round(memory_bytes_s),
         cpu=" ".join(filter(None, [processor.name, processor.machine, *processor.features])),
         clock_mhz=frequency,
     )
+
+
+def tokenizing_speed(package: Package, clock: Clock) -> float:
+    """Tokens a second that a text becomes."""
+    from edgeqwen.text import Tokenizer
+
+    tokenizer = Tokenizer.from_file(package.tokenizer_path)
+    tokenizer.encode(TEXT, special=False)
+    began_at = clock()
+    count = len(tokenizer.encode(TEXT, special=False))
+    return count / max(1e-9, clock() - began_at)
+
+
+def copying_speed(num_threads: int, clock: Clock) -> float:
+    """Bytes a second, read and written, that so many threads copy of blocks that no cache holds."""
+    blocks = [(np.ones(COPIED_BYTES, np.uint8), np.zeros(COPIED_BYTES, np.uint8)) for _ in range(num_threads)]
+    best_s = math.inf
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in range(NUM_REPEATS):
+            began_at = clock()
+            for future in [pool.submit(np.copyto, target, source) for source, target in blocks]:
+                future.result()
+            best_s = min(best_s, clock() - began_at)
+    return 2 * COPIED_BYTES * num_threads / best_s
 
 
 def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> OnnxRuntime:

@@ -330,7 +330,7 @@ def test_sizes_are_written_for_people(size: float, text: str) -> None:
 
 def test_command_prints_words_or_json_and_exits_as_serve_would(tmp_path: Path) -> None:
     package, state = str(tiny_package()), str(tmp_path)
-    result = run_command("doctor", package, "--state-dir", state, "--json")
+    result = run_command("doctor", package, "--state-dir", state, "--json", "--quick")
     report = json.loads(result.stdout)
     assert (result.returncode, report["ok"], report["package"]["name"]) == (
         0,
@@ -338,7 +338,7 @@ def test_command_prints_words_or_json_and_exits_as_serve_would(tmp_path: Path) -
         open_package(tiny_package()).manifest.name,
     )
     assert report["threads"]["decode"] >= 1
-    words = run_command("doctor", package, "--state-dir", state)
+    words = run_command("doctor", package, "--state-dir", state, "--quick")
     assert words.returncode == 0
     assert report["fingerprint"] in words.stdout.decode()
     assert run_command("doctor", str(tmp_path / "none")).returncode == EXIT_NO_INPUT
@@ -346,5 +346,5 @@ def test_command_prints_words_or_json_and_exits_as_serve_would(tmp_path: Path) -
 
 
 def test_command_shows_the_plan_that_was_asked_for() -> None:
-    report = json.loads(run_command("doctor", str(tiny_package()), "--threads", "1", "--json").stdout)
+    report = json.loads(run_command("doctor", str(tiny_package()), "--threads", "1", "--json", "--quick").stdout)
     assert (report["threads"]["decode"], report["threads"]["prefill"]) == (1, 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from edgeqwen.cli.places import models_folder, state_folder
+from edgeqwen.cli.places import cache_folder, models_folder, socket_option, socket_to_connect_to, state_folder
 from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
 
 
@@ -22,11 +22,15 @@ from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
 @click.option("--slots", type=int, metavar="N", help="As for serve.")
 @click.option("--state-dir", metavar="DIR", help="As for serve.")
 @click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="As for serve.")
+@socket_option
+@click.option("--quick", is_flag=True, help="Without the short run that tells where the time goes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(package: str | None, *, config_path: Path | None, as_json: bool, **flags: Any) -> int:
-    """Say what processor, threads and memory `serve` would find here, check PACKAGE (a folder or a name; default: the
-    only one installed), and name what costs speed. Exits with 0 if nothing keeps the daemon from serving, else as
-    `serve` would.
+def command(
+    package: str | None, *, config_path: Path | None, socket_path: str | None, quick: bool, as_json: bool, **flags: Any
+) -> int:
+    """Say what processor, threads and memory `serve` would find here, who may ask at the socket and whether a daemon
+    answers, check PACKAGE (a folder or a name; default: the only one installed), have it run for a few seconds, and
+    name what costs speed. Exits with 0 if nothing keeps the daemon from serving, else as `serve` would.
     """
     from importlib.metadata import version
 
@@ -34,6 +38,7 @@ def command(package: str | None, *, config_path: Path | None, as_json: bool, **f
     from edgeqwen.cpu import read_processor
     from edgeqwen.doctor import examine
     from edgeqwen.doctor.examination import Subject
+    from edgeqwen.doctor.trial import run_trial
 
     names = {
         "threads": "cpu.threads",
@@ -43,16 +48,23 @@ def command(package: str | None, *, config_path: Path | None, as_json: bool, **f
         "state_dir": "service.state_dir",
     }
     config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
+    state_dir = state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0)
+    path = _package_path(package or config.model.package)
     examination = examine(
         Subject(
             processor=read_processor(),
             threads=planned_threads(**dataclasses.asdict(config.cpu)),
             runtime_version=version("onnxruntime"),
-            state_dir=state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0),
-            package_path=_package_path(package or config.model.package),
+            state_dir=state_dir,
+            package_path=path,
             kv=config.kv,
+            cache_dir=cache_folder(config.service.cache_dir, os.environ, state_dir),
+            socket_path=socket_to_connect_to(socket_path or config.socket.path or None),
         )
     )
+    if path is not None and not quick and not examination.exit_code:
+        places = ("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus)
+        examination = examination.with_trial(run_trial(str(path), places))
     click.echo(json.dumps(examination.to_dict()) if as_json else examination.to_text())
     return examination.exit_code
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgeqwen.config import KvTable
 from edgeqwen.core.state import could_write
 from edgeqwen.cpu import Memory, Processor, ThreadPlan, clock_mhz, fingerprint, format_cpu_list, read_memory
+from edgeqwen.doctor.access import SocketReport, examine_socket, own_groups, socket_findings
 from edgeqwen.doctor.finding import Finding, size_text
 from edgeqwen.doctor.memory import memory_findings
 from edgeqwen.doctor.package import PackageReport, examine_package, quant_findings
 from edgeqwen.doctor.power import power_findings
 from edgeqwen.doctor.processor import processor_findings, quant_notes
+from edgeqwen.doctor.sandbox import Sandbox, disk_findings, read_sandbox, sandbox_findings
+from edgeqwen.doctor.trial import Trial, trial_findings
 
 LABEL_LEN = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is examined: a processor with its thread plan, the package that would be served if any, and the folder of
-    the machine's profile. `runtime_version` is that of the installed onnxruntime.
+    """What is examined: a processor with its thread plan, the package that would be served if any, the folder of the
+    machine's profile, that of what may be lost, and the socket that clients would ask. `runtime_version` is that of
+    the installed onnxruntime.
     """
 
     processor: Processor
@@ -32,6 +36,8 @@ class Subject:
     state_dir: Path
     package_path: Path | None = None
     kv: KvTable = field(default_factory=KvTable)
+    cache_dir: Path | None = None
+    socket_path: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +51,22 @@ class Examination:
     profile: Mapping[str, Any]
     package: PackageReport | None
     findings: tuple[Finding, ...]
+    sandbox: Sandbox
+    socket: SocketReport | None = None
+    trial: Trial | None = None
+
+    def with_trial(self, trial: Trial | Finding) -> Examination:
+        """And what a run has shown."""
+        if isinstance(trial, Finding):
+            return replace(self, findings=(*self.findings, trial))
+        threads = self.subject.threads
+        found = trial_findings(
+            trial,
+            quant=self.package.facts["quant"] if self.package else "",
+            num_threads=threads.decode.num_threads,
+            num_cores=len(threads.usable),
+        )
+        return replace(self, trial=trial, findings=(*self.findings, *found))
 
     @property
     def exit_code(self) -> int:
@@ -71,6 +93,9 @@ class Examination:
             "fingerprint": self.fingerprint,
             "profile": dict(self.profile),
             "package": self.package.facts if self.package else None,
+            "sandbox": self.sandbox.to_dict(),
+            "socket": self.socket.to_dict() if self.socket else None,
+            "trial": self.trial.to_dict() if self.trial else None,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -92,7 +117,13 @@ class Examination:
         yield _line(
             "memory", f"{size_text(memory.free)} free of {size_text(memory.most)}{swap if memory.swap_total else ''}"
         )
+        yield _line("sandbox", self.sandbox.to_text())
+        if self.socket is not None:
+            yield _line("socket", self.socket.to_text())
         yield from self._package_lines()
+        if self.trial is not None:
+            for number, line in enumerate(self.trial.lines()):
+                yield _line("" if number else "a run", line)
         state = f"{self.subject.state_dir} (this machine is {self.fingerprint})"
         yield _line("profile", f"none in {state}" if not self.profile else f"in {state}")
         for name, content in self.profile.items():
@@ -125,7 +156,9 @@ class Examination:
 
 def examine(subject: Subject, root: Path = Path("/")) -> Examination:
     """Look at everything; a package is read whole, which takes as long as its size says."""
-    memory = read_memory(root)
+    memory, sandbox = read_memory(root), read_sandbox(root)
+    socket = None if subject.socket_path is None else examine_socket(subject.socket_path)
+    folders = {"service.state_dir": subject.state_dir, "service.cache_dir": subject.cache_dir or subject.state_dir}
     package = None
     if subject.package_path is not None:
         package = examine_package(subject.package_path, subject.processor, memory, subject.kv)
@@ -139,6 +172,8 @@ def examine(subject: Subject, root: Path = Path("/")) -> Examination:
         fingerprint=digest,
         profile=read_profile(subject.state_dir, digest),
         package=package,
+        sandbox=sandbox,
+        socket=socket,
         findings=(
             *processor_findings(subject.processor),
             *(package.findings if package else quant_findings(memory)),
@@ -146,6 +181,9 @@ def examine(subject: Subject, root: Path = Path("/")) -> Examination:
             *power_findings(root, subject.threads.decode.cpus or subject.threads.usable),
             *memory_findings(memory, root),
             *state_findings(subject.state_dir),
+            *disk_findings(folders, subject.kv.disk_mb << 20),
+            *sandbox_findings(sandbox),
+            *(socket_findings(socket, own_groups()) if socket else ()),
         ),
     )
 
