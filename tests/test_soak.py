@@ -59,7 +59,7 @@ def test_a_day_in_short_loses_nothing(model: Model, tmp_path: Path) -> None:
     # What is left of so few requests says nothing of leaks: memory is for the long form to look at.
     size = day.Size(
         num_requests=120,
-        num_hours=4,
+        num_hours=3,
         num_clients=3,
         num_keepers=2,
         num_words=10,
@@ -69,8 +69,6 @@ def test_a_day_in_short_loses_nothing(model: Model, tmp_path: Path) -> None:
         reload_s=0.2,
         idle_unload_s=0.2,
         quiet_s=0.1,
-        most_slope=1e9,
-        most_growth=10.0,
     )
     found = day.run(tmp_path / "day", model, size)
     assert found["reloads"][0] > 0
