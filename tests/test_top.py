@@ -24,7 +24,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeqwen.cli.top_view import cut, screen, size_text, time_text
+from edgeqwen.cli.top_view import cut, no_answer, screen, size_text, table, time_text
 from tests.daemons import HANG_GUARD_S, DaemonProcess, run_command, running_daemon, script_of
 
 STATS: dict[str, Any] = {
@@ -91,6 +91,15 @@ def test_nothing_stands_out_of_the_terminal(width: int, height: int, name: str) 
     assert len(lines) <= height
     assert all(columns(line) <= width for line in lines)
     assert not any(unicodedata.category(char).startswith("C") for line in lines for char in line)
+    failure = no_answer(name, width=width, height=height)
+    assert len(failure) <= height
+    assert all(columns(line) <= width for line in failure)
+
+
+@given(st.text(max_size=30))
+def test_columns_stand_below_their_heads_whatever_is_in_them(owner: str) -> None:
+    head, *lines = table([STATS["requests"][0] | {"owner": owner}])
+    assert [columns(line) for line in lines] == [columns(head)]
 
 
 def test_sizes_and_times() -> None:
@@ -114,8 +123,10 @@ def test_a_request_is_shown_while_it_runs_and_not_what_it_says() -> None:
     with running_daemon(script_of("secret " * 20, step_s=0.05)) as daemon, daemon.client() as client:
         frames = client.stream("chat", prompt="private", stream=True)
         rid = next(frames)["rid"]
+        give_up_at = time.monotonic() + HANG_GUARD_S
         with daemon.client() as other:
             while not (shown := other.stats()["requests"]) or shown[0]["state"] != "decode" or not shown[0]["tokens"]:
+                assert time.monotonic() < give_up_at, shown
                 time.sleep(0.01)
         assert shown[0]["rid"] == rid
         assert shown[0]["owner"] == str(os.getuid())
@@ -145,13 +156,16 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def on_a_terminal(path: Path) -> Iterator[Terminal]:
+def on_a_terminal(path: Path, *, interval_s: float = 0.1, width: int = 100, height: int = 30) -> Iterator[Terminal]:
+    """`edgeqwen top` on one that is its controlling terminal, so that it hears of keys and of sizes."""
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-    command = [sys.executable, "-m", "edgeqwen", "top", "--interval", "0.1", "--socket", str(path)]
+    top = [sys.executable, "-m", "edgeqwen", "top", "--interval", str(interval_s), "--socket", str(path)]
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", take, *top]
+    ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
     terminal = Terminal(ours, process)
-    terminal.resize(100, 30)
     try:
         yield terminal
         assert process.wait(HANG_GUARD_S) is not None
@@ -171,8 +185,18 @@ def test_however_it_ends_the_terminal_is_as_before(way: str) -> None:
         if way == "term":
             terminal.process.send_signal(signal.SIGTERM)
         elif way == "ctrl-c":
-            terminal.process.send_signal(signal.SIGINT)
+            os.write(terminal.fd, b"\x1a\x03")  # the first would suspend it
         else:
+            os.write(terminal.fd, b"q")
+
+
+def test_another_size_of_the_terminal_is_seen_at_once_and_none_is_no_mishap() -> None:
+    with running_daemon(script_of("x")) as daemon:
+        daemon.wait_until_ready()
+        with on_a_terminal(daemon.socket_path, interval_s=10 * HANG_GUARD_S, width=0, height=0) as terminal:
+            terminal.until("edgeqwen  fake fp32  ready")
+            terminal.resize(20, 6)
+            terminal.until(r"edgeqwen  fake fp32 \x1b\[K")
             os.write(terminal.fd, b"q")
 
 

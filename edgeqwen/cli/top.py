@@ -33,13 +33,15 @@ class Looks:
     def look(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         """What `health`, `stats` and `ready` say now. Raises `EdgeqwenError` if nobody answers."""
         from edgeqwen.client import Client
+        from edgeqwen.errors import EdgeqwenError
 
         if self._client is None:
             self._client, self._facts = Client.connect(self._path), {}
         try:
             health = self._client.health()
             if not self._facts and health["state"] in {"ready", "asleep"}:
-                self._facts = self._client.ready()
+                with contextlib.suppress(EdgeqwenError):  # a model that cannot be woken; what else there is, is shown
+                    self._facts = self._client.ready()
             return health, self._client.stats(), self._facts
         except BaseException:
             self.close()
@@ -91,33 +93,43 @@ def _lines(looks: Looks, width: int, height: int) -> list[str]:
 
 def _show(looks: Looks, interval: float) -> None:
     """On the whole terminal, until `q`. A daemon that is not there may come back."""
+    from edgeqwen.cli.top_view import no_answer
     from edgeqwen.errors import EdgeqwenError
 
-    with _whole_terminal(), contextlib.suppress(KeyboardInterrupt):
+    with _whole_terminal() as resized, contextlib.suppress(KeyboardInterrupt):
         while True:
-            width, height = os.get_terminal_size(sys.stdout.fileno())
+            width, height = _size()
             try:
-                lines = _lines(looks, width, height - 1)
+                lines = _lines(looks, width, height)
             except EdgeqwenError as error:
-                lines = [f"edgeqwen top: {error.message}"[:width], "", "trying again; q ends it"]
+                lines = no_answer(error.message, width=width, height=height)
             sys.stdout.write(HOME + "".join(f"{line}{TO_END_OF_LINE}\r\n" for line in lines) + TO_END)
             sys.stdout.flush()
-            if _is_ended(interval):
+            if _is_ended(interval, resized):
                 return
 
 
-def _is_ended(within_s: float) -> bool:
-    """Whether `q` is pressed meanwhile. Another size of the terminal is seen to at once."""
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], within_s)
-    except InterruptedError:
-        return False
-    return bool(ready) and os.read(sys.stdin.fileno(), 64)[:1] in {b"q", b"Q", b"\x03", b"\x04", b""}
+def _size() -> tuple[int, int]:
+    """Columns, and lines but the last, where the cursor stays. Terminals that do not know their size say 0."""
+    width, height = os.get_terminal_size(sys.stdout.fileno())
+    return width or 80, max(1, (height or 24) - 1)
+
+
+def _is_ended(within_s: float, resized: int) -> bool:
+    """Whether `q` is pressed meanwhile. Returns early when the terminal has another size."""
+    stdin = sys.stdin.fileno()
+    ready, _, _ = select.select([stdin, resized], [], [], within_s)
+    if resized in ready:
+        os.read(resized, 4096)
+    return stdin in ready and os.read(stdin, 64)[:1] in {b"q", b"Q", b"\x03", b"\x04", b""}
 
 
 @contextlib.contextmanager
-def _whole_terminal() -> Iterator[None]:
-    """Another screen, and keys as they are pressed; all is as before in the end, also when a signal ends it."""
+def _whole_terminal() -> Iterator[int]:
+    """Another screen, and keys as they are pressed; all is as before in the end, also when a signal ends it. What comes
+    is a descriptor that can be read once the terminal has another size. It cannot be suspended: the shell would get the
+    terminal as it is here.
+    """
     import termios
     import tty
 
@@ -127,14 +139,29 @@ def _whole_terminal() -> Iterator[None]:
     def end(number: int, _: Any) -> None:
         raise SystemExit(128 + number)
 
-    signals = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    sys.stdout.write(ENTER)
-    tty.setcbreak(fd)
+    resized, write_to = os.pipe()
+    os.set_blocking(write_to, False)
+
+    def resize(number: int, _: Any) -> None:
+        with contextlib.suppress(BlockingIOError):  # there is enough to be read
+            os.write(write_to, b".")
+
+    wanted: dict[int, Any] = {
+        signal.SIGTERM: end,
+        signal.SIGHUP: end,
+        signal.SIGWINCH: resize,
+        signal.SIGTSTP: signal.SIG_IGN,
+    }
+    signals: dict[int, Any] = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
-        yield
+        sys.stdout.write(ENTER)
+        tty.setcbreak(fd)
+        yield resized
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
         sys.stdout.write(LEAVE)
         sys.stdout.flush()
         for number, handler in signals.items():
             signal.signal(number, handler)
+        os.close(resized)
+        os.close(write_to)

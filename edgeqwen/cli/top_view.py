@@ -40,16 +40,22 @@ def time_text(seconds: float) -> str:
     return f"{days}d {hour:02}:{minute:02}" if days else f"{hour}:{minute:02}:{second:02}"
 
 
-def cut(text: str, width: int) -> str:
-    """As much of `text` as fits into `width` columns, without what would move the cursor."""
+def fit(text: str, width: int) -> tuple[str, int]:
+    """As much of `text` as fits into `width` columns, without what would move the cursor, and the columns it takes."""
     shown, used = "", 0
-    for char in text:
+    for given in text:
+        char = "?" if unicodedata.category(given).startswith("C") else given
         columns = 0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if used + columns > width:
             break
-        shown += "?" if unicodedata.category(char).startswith("C") else char
+        shown += char
         used += columns
-    return shown
+    return shown, used
+
+
+def cut(text: str, width: int) -> str:
+    """As much of `text` as fits into `width` columns."""
+    return fit(text, width)[0]
 
 
 def summary(health: Mapping[str, Any], stats: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
@@ -82,8 +88,9 @@ def table(requests: Sequence[Mapping[str, Any]]) -> list[str]:
     def line(values: Mapping[str, str]) -> str:
         cells = []
         for _, key, width in columns:
-            text = cut(values[key], width)
-            cells.append(text.rjust(width) if key in NUMBERS else text.ljust(width))
+            text, used = fit(values[key], width)
+            space = " " * (width - used)
+            cells.append(space + text if key in NUMBERS else text + space)
         return " ".join(cells).rstrip()
 
     head = {key: name for name, key, _ in columns}
@@ -99,3 +106,8 @@ def screen(
         hidden = len(lines) - height + 1
         lines = [*lines[: height - 1], f"and {hidden} more"]
     return [cut(line, width) for line in lines]
+
+
+def no_answer(why: str, *, width: int, height: int) -> list[str]:
+    """The same while nobody answers."""
+    return [cut(line, width) for line in (f"edgeqwen top: {why}", "", "trying again; q ends it")][:height]
