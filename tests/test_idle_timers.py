@@ -11,6 +11,8 @@ import pytest
 from edgeqwen.idle import LONGEST_LOOK_S, LOOKS, IdleClock, IdleTimer, Sight, sleep_timer
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon, script_of
 from tests.engines import running
+from tests.models import smollm2_package
+from tests.processes import status, work_of
 
 
 def test_idle_time_counts_from_the_first_look_that_finds_nothing_to_do() -> None:
@@ -76,7 +78,7 @@ def until_asleep(daemon: DaemonProcess) -> None:
             time.sleep(0.01)
 
 
-def test_a_daemon_falls_asleep_says_so_and_answers_again(tmp_path: Path) -> None:
+def test_a_daemon_falls_asleep_says_so_and_answers_again() -> None:
     environ = {"EDGEQWEN_SERVICE_IDLE_UNLOAD_S": "0.3", "EDGEQWEN_KV_DISK_MB": "0"}
     with (
         running_daemon(runtime=script_of("one", "two"), environ=environ) as daemon,
@@ -99,3 +101,26 @@ def test_a_daemon_that_sleeps_ends_when_it_is_told_to() -> None:
         until_asleep(daemon)
         daemon.process.terminate()
         assert daemon.wait() == 0
+
+
+MOST_ASLEEP_BYTES = 120 << 20
+MOST_ASLEEP_CPU = 0.02
+"""Of one core; a daemon that has nothing to do looks twice a minute."""
+
+
+def test_a_real_model_that_sleeps_takes_little_memory_and_no_time_and_knows_its_conversations() -> None:
+    environ = {"EDGEQWEN_SERVICE_IDLE_UNLOAD_S": "1", "EDGEQWEN_ENGINE_RUNTIME": "onnx"}
+    with running_daemon("onnx", model=smollm2_package("int8"), environ=environ) as daemon, daemon.client() as client:
+        session = client.session_create()
+        client.chat("Write one sentence on rivers.", session=session, max_tokens=40, temperature=0)
+        form = {"type": "regex", "regex": "(yes|no)"}
+        assert client.chat("Is water wet?", response_format=form, max_tokens=5).text in {"yes", "no"}
+        until_asleep(daemon)
+        pid = daemon.process.pid
+        time.sleep(0.5)  # what is given back is given back on the engine thread
+        before = work_of(pid)
+        time.sleep(3.0)
+        assert (work_of(pid) - before).cpu_ns <= 3e9 * MOST_ASLEEP_CPU
+        assert int(status(Path(f"/proc/{pid}"))["VmRSS"].split()[0]) << 10 <= MOST_ASLEEP_BYTES
+        answer = client.chat("And one on seas.", session=session, max_tokens=1)
+        assert answer.usage.cached > 40
