@@ -124,6 +124,7 @@ class Reloads:
         finally:
             is_over.set()
             thread.join()
+            self.write(self._text_of(self._rng))  # what is broken would keep the next daemon from starting
 
     def reload(self, *, is_broken: bool) -> None:
         """One more, and wait until the log tells what came of it: signals that come together are one."""
