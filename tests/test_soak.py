@@ -71,7 +71,7 @@ def test_a_day_in_short_loses_nothing(model: Model, tmp_path: Path) -> None:
         quiet_s=0.1,
     )
     found = day.run(tmp_path / "day", model, size)
-    assert found["reloads"][0] > 0
+    assert found["reloads"][0] >= size.num_hours
     assert len(found["asleep_mb"]) == size.num_hours
     assert (found["turns_that_could_not_be_saved"] > 0) == (size.disk_mb != 0)
 

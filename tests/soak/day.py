@@ -155,6 +155,7 @@ class Day:
 
     def hour(self, number: int) -> None:
         share = self.size.num_requests // self.size.num_hours // 2
+        self.reloads.reload(is_broken=False)
         with self.reloads.now_and_then(self.size.reload_s):
             with self._weather(number):
                 self._requests(share)

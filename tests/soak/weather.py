@@ -46,11 +46,11 @@ def full_disk(folder: Path) -> Iterator[None]:
 
     def keep_full() -> None:
         with ballast.open("ab", buffering=0) as file:
-            while True:
+            while not is_over.wait(EVERY_S):
                 _fill(file.fileno())
-                if is_over.wait(EVERY_S):
-                    return
 
+    with ballast.open("ab", buffering=0) as file:
+        _fill(file.fileno())
     thread = threading.Thread(target=keep_full)
     thread.start()
     try:
