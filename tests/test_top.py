@@ -67,7 +67,7 @@ def test_what_is_shown() -> None:
     lines = screen({"state": "ready"}, STATS, FACTS, width=120, height=60)
     assert lines[:5] == [
         "edgeqwen  模型-model int8  ready  up 1:02:05",
-        "requests  2 running, 1 queued of 3, 8 slots  |  90 in all, 1 failed",
+        "requests  2 running, 1 queued, 8 slots  |  90 in all, 1 failed",
         "speed     prompts 812, answers 101.2 tokens/s  |  4000 tokens generated",
         "cache     84 MB of 2.00 GB in memory, 50 MB on disk  |  75% of prompt tokens were cached",
         "memory    250 MB  |  4 sessions, 5 connections",
@@ -82,6 +82,7 @@ def test_others_than_admins_see_their_own_and_no_owners() -> None:
     own = {key: value for key, value in STATS.items() if key != "conns"} | {"requests": requests, "scope": "own"}
     text = "\n".join(screen({"state": "loading", "progress": 0.42}, own | {"kv": {}}, {}, width=100, height=50))
     assert "OWNER" not in text
+    assert "2 running, 1 queued (3 of everybody), 8 slots" in text
     assert "loading the model (42%)" in text
 
 

@@ -66,7 +66,8 @@ def summary(health: Mapping[str, Any], stats: Mapping[str, Any], facts: Mapping[
     kv, tok_s, totals = stats["kv"], stats["tok_s"], stats["totals"]
     known = kv.get("cached", 0)
     head = f"edgeqwen  {facts.get('model', '')} {facts.get('quant', '')}  {state}  up {time_text(stats['uptime_s'])}"
-    waiting = f"{stats['running']} running, {stats['queued']} queued of {stats['waiting']}, {stats['slots']} slots"
+    queued = f"{stats['queued']} queued" + (f" ({stats['waiting']} of everybody)" if stats["scope"] == "own" else "")
+    waiting = f"{stats['running']} running, {queued}, {stats['slots']} slots"
     requests = f"requests  {waiting}  |  {totals['requests']} in all, {totals['errors']} failed"
     speeds = f"prompts {tok_s['prefill']:.0f}, answers {tok_s['decode']:.1f} tokens/s"
     speed = f"speed     {speeds}  |  {totals['tokens']} tokens generated"
