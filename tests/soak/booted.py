@@ -9,24 +9,18 @@ JSON line for each step.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shlex
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.soak.booting import Booted, booted
 from tests.soak.package import (
-    GUARD_S,
-    POLL_S,
     QUESTION,
     SOCKET,
-    Failed,
-    System,
     add_users,
     build,
     find_gguf,
@@ -37,121 +31,8 @@ from tests.soak.package import (
     step,
 )
 
-NAMESPACES: Final = ("--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup")
-BOOT: Final = """
-set -eu
-mount --make-rprivate /
-mount --bind "$1" "$1"
-mount -t proc proc "$1/proc"
-mount -t sysfs sysfs "$1/sys"
-mount -t tmpfs tmpfs "$1/run"
-mount -t tmpfs tmpfs "$1/tmp"
-mkdir -p "$1/old" && cd "$1" && pivot_root . old && cd / && umount -l /old
-exec env -i container=soak PATH=/usr/sbin:/usr/bin:/sbin:/bin /lib/systemd/systemd --log-target=journal
-"""
-"""systemd mounts the rest itself. It sees no more of the control groups than the one it is started in."""
-
 WATCHDOG_S: Final = 60
-SERVICE: Final = "edgeqwen.service"
-DROP_INS: Final = f"/etc/systemd/system/{SERVICE}.d"
-
-
-class Booted(System):
-    """A system whose first process is systemd, which is process `pid` to us."""
-
-    def __init__(self, root: Path, pid: int) -> None:
-        super().__init__(root)
-        self._pid = pid
-
-    def entering(self) -> list[str]:
-        return ["nsenter", f"--target={self._pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]
-
-    def show(self, key: str, unit: str = SERVICE) -> str:
-        return self.run(f"systemctl show {shlex.quote(unit)} -p {key} --value").strip()
-
-    def until(self, is_so: Callable[[], bool], what: str) -> None:
-        give_up_at = time.monotonic() + GUARD_S
-        while not is_so():
-            if time.monotonic() > give_up_at:
-                raise Failed(f"{what}: never\n{self.run('systemctl status --no-pager edgeqwen* || true')}")
-            time.sleep(POLL_S)
-
-    def ask(self, *, exit_code: int = 0, flags: str = "") -> str:
-        """The question of a user who may ask; the right answer, or what is said instead of one."""
-        command = f"edgeqwen ask {flags} --temperature 0 --max-tokens 40 {shlex.quote(QUESTION)}"
-        text = self.run(command, user="alice", exit_code=exit_code).strip()
-        assert exit_code or "Paris" in text, text
-        return text
-
-    def take(self, drop_in: str, *changes: str) -> None:
-        """A drop-in as the manual says, with changes to the copy as commands of sed, and a restart."""
-        self.run(f"install -D -m 644 /usr/share/edgeqwen/drop-ins/{drop_in}.conf -t {DROP_INS}")
-        for change in changes:
-            self.run(f"sed -i {shlex.quote(change)} {DROP_INS}/{drop_in}.conf")
-        self.run("systemctl daemon-reload && systemctl restart edgeqwen")
-
-    def drop(self) -> None:
-        self.run(f"rm -r {DROP_INS} && systemctl daemon-reload && systemctl restart edgeqwen")
-
-
-def control_group() -> Path:
-    """A new control group below our own, of version 2."""
-    mounted = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
-    place = next(fields[1] for fields in mounted if fields[2] == "cgroup2")
-    listed = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    own = next(line.partition("::")[2] for line in listed if line.startswith("0::"))
-    folder = Path(place + own) / f"edgeqwen-soak-{time.monotonic_ns()}"
-    folder.mkdir()
-    return folder
-
-
-@contextlib.contextmanager
-def booted(system: System) -> Iterator[Booted]:
-    began = time.monotonic()
-    group = control_group()
-    start = (
-        f'echo $$ >{group}/cgroup.procs && exec unshare --fork --kill-child {" ".join(NAMESPACES)} sh -c "$0" sh "$1"'
-    )
-    process = subprocess.Popen(["sh", "-c", start, BOOT, str(system.root)], stdin=subprocess.DEVNULL)
-    try:
-        inside = Booted(system.root, first_child(process))
-        inside.until(lambda: is_up(inside), "the start of systemd")
-        step("boot", began, state=inside.run("systemctl is-system-running || true").strip())
-        yield inside
-    finally:
-        process.kill()  # and everything in there with it
-        process.wait()
-        for folder in sorted(group.rglob("*/"), reverse=True):
-            remove_group(folder)
-        remove_group(group)
-
-
-def remove_group(folder: Path) -> None:
-    """Its last processes may still be on their way out."""
-    give_up_at = time.monotonic() + 10.0
-    while folder.is_dir():
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > give_up_at:
-                raise
-            time.sleep(POLL_S)
-
-
-def first_child(process: subprocess.Popen[bytes]) -> int:
-    """systemd, as soon as unshare has forked."""
-    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (children := listed.read_text(encoding="ascii").split()):
-        assert process.poll() is None, "unshare ended"
-        time.sleep(POLL_S)
-    return int(children[0])
-
-
-def is_up(system: Booted) -> bool:
-    try:
-        return system.run("systemctl is-system-running --wait || true").strip() in {"running", "degraded"}
-    except Failed:  # it has not got so far that it could be asked
-        return False
+HEALTH: Final = f"curl -s --unix-socket {SOCKET} http://x/health"
 
 
 def first_answer(system: Booted) -> None:
@@ -210,8 +91,61 @@ def reload_and_restart(system: Booted) -> None:
     step("stop and ask", began)
 
 
+def logs(system: Booted) -> None:
+    """Fields in the journal; of what was asked and answered, nothing."""
+    began = time.monotonic()
+    lines = system.run("journalctl -u edgeqwen -o json").splitlines()
+    entries = [entry for entry in map(json.loads, lines) if "EDGEQWEN_EVENT" in entry]
+    events = {entry["EDGEQWEN_EVENT"] for entry in entries}
+    assert {"listening", "ready", "request"} <= events, events
+    assert not [line for line in lines if "Paris" in line or "capital of" in line]
+    step("journal", began, entries=len(entries), events=sorted(events))
+
+
+def remade(system: Booted) -> None:
+    """A package for any processor: its copy for this one is made by another process, within the same limits."""
+    began = time.monotonic()
+    models = "/var/lib/edgeqwen/models"
+    system.run(f"edgeqwen import {models}/smollm2-135m-instruct --target any --name any --out {models}/any")
+    with_settings(system, 's/^#*package = .*/package = "any"/')
+    system.run("systemctl restart edgeqwen")
+    text = system.ask()
+    copies = system.run("find /var/cache/edgeqwen -name model.json").split()
+    step("remade", began, text=text, copies=len(copies))
+    with_settings(system, 's/^#*package = .*/package = "smollm2-135m-instruct"/')
+    system.run(f"systemctl restart edgeqwen && rm -r {models}/any")
+
+
+def asleep(system: Booted) -> None:
+    """The model's memory is given back, and a request wakes it."""
+    began = time.monotonic()
+    system.ask()
+    awake = resident_mb(system)
+    with_settings(system, "s/^#*idle_unload_s = .*/idle_unload_s = 1/")
+    system.run("systemctl reload edgeqwen")
+    system.until(lambda: json.loads(system.run(HEALTH))["state"] == "asleep", "falling asleep")
+    sleeping = resident_mb(system)
+    assert sleeping < awake, (sleeping, awake)
+    began_at = time.monotonic()
+    system.ask()
+    woken_s = time.monotonic() - began_at
+    with_settings(system, "s/^idle_unload_s = .*/idle_unload_s = 900/")
+    system.run("systemctl reload edgeqwen")
+    step("asleep", began, awake_mb=awake, asleep_mb=sleeping, answer_s=round(woken_s, 2))
+
+
+def with_settings(system: Booted, change: str) -> None:
+    system.run(f"sed -i {shlex.quote(change)} /etc/edgeqwen/edgeqwen.toml")
+
+
+def resident_mb(system: Booted) -> int:
+    status = system.run(f"cat /proc/{system.show('MainPID')}/status").splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) >> 10
+
+
 def crash_and_hang(system: Booted) -> None:
     began = time.monotonic()
+    system.run("systemctl reset-failed edgeqwen")  # restarts by hand count towards StartLimitBurst=, too
     before = system.show("MainPID")
     system.run("systemctl kill --signal=KILL edgeqwen")
     system.until(lambda: system.show("MainPID") not in {before, "0"}, "the restart after a crash")
@@ -250,6 +184,7 @@ def bad_settings(system: Booted) -> None:
 
 def drop_ins(system: Booted) -> None:
     began = time.monotonic()
+    system.run("systemctl reset-failed edgeqwen")
     system.take("on-demand", "s/_S=600/_S=1/")
     system.until(lambda: system.show("ActiveState") == "inactive", "leaving when idle")
     assert system.show("Result") == "success"
@@ -349,6 +284,9 @@ def main() -> None:
         with booted(system) as inside:
             first_answer(inside)
             reload_and_restart(inside)
+            logs(inside)
+            remade(inside)
+            asleep(inside)
             crash_and_hang(inside)
             bad_settings(inside)
             drop_ins(inside)

