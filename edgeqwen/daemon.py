@@ -181,6 +181,8 @@ def _idle_exit_s(config: Config, manager: Manager) -> float:
     if after_s and not manager.inheritance.unix:
         log.warning("service.idle_exit_s: not without a socket of a service manager, which starts the daemon again")
         return 0.0
+    if after_s and config.http.listen:
+        log.warning("service.idle_exit_s: nobody holds the port of http.listen while the daemon is away")
     return after_s
 
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -279,3 +281,20 @@ async def test_a_short_interval_cuts_the_steps_of_prompts(longest_step_s: float 
 def test_a_watchdog_wants_an_answer_several_times_in_its_interval() -> None:
     assert Manager(Notifier({}), watchdog_s=0.2).longest_step_s == pytest.approx(0.05)
     assert Manager(Notifier({})).longest_step_s is None
+
+
+def test_what_a_child_writes_is_progress(tmp_path: Path) -> None:
+    """A package may have to be remade first, by another process."""
+    before = LoadSigns.read(0.0)
+    program = "import os,sys,time; f=open(sys.argv[1],'wb'); f.write(b'x'*(1<<20)); f.flush(); os.fsync(f); "
+    program += "print(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "f")], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        during = LoadSigns.read(0.0)
+        child.kill()
+    assert during.moved_bytes - before.moved_bytes >= 1 << 20
+
+
+def test_signs_are_nothing_where_proc_does_not_tell(tmp_path: Path) -> None:
+    assert LoadSigns.read(0.5, tmp_path).moved_bytes == 0

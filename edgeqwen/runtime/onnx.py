@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
 DEFAULT_PREFILL_ROWS: Final = 12
+STEPS_MEASURED: Final = 40  # about
 PAUSE_S: Final = 3.0
 """Longer than a client that goes on at once needs for its next request."""
 
@@ -145,7 +147,7 @@ class OnnxRuntime:
         runtime._warm_up()
         progress(0.9)
         if options.profile_path is not None:
-            runtime._fit_to_machine(options.profile_path(manifest, kv_type))
+            runtime._fit_to_machine(options.profile_path(manifest, kv_type), progress)
         forget_pages(package.path / WEIGHTS)
         runtime._give_back()
         progress(1.0)
@@ -214,12 +216,20 @@ class OnnxRuntime:
             self._logits = np.empty((rows, self._spec.vocab_size), np.float32)
         return self._logits[:rows]
 
-    def _fit_to_machine(self, path: Path) -> None:
-        """Take what this machine is known to need from its profile, which is measured where there is none."""
+    def _fit_to_machine(self, path: Path, progress: Callable[[float], None]) -> None:
+        """Take what this machine is known to need from its profile, which is measured where there is none. That takes
+        a minute on a slow machine, so each step is told as progress.
+        """
         profile = read_profile(path)
         if profile is None:
             has_prefill = self._prefill is not self._decode
-            profile = measure(self._time_step, has_prefill=has_prefill, capacity=self._spec.capacity)
+            fractions = (0.9 + 0.1 * number / (number + STEPS_MEASURED) for number in count(1))
+
+            def time_step(stage: Stage, chunk: Chunk) -> float:
+                progress(next(fractions))
+                return self._time_step(stage, chunk)
+
+            profile = measure(time_step, has_prefill=has_prefill, capacity=self._spec.capacity)
             self.release(0)
             write_profile(path, profile)
         self._prefill_rows = profile.prefill_rows

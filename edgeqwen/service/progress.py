@@ -7,6 +7,7 @@ has been read, more is in memory) it is asked for another while; when nothing co
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,31 +25,43 @@ LEAST_GROWTH_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class LoadSigns:
-    """What grows while a model loads: `progress` as the loader tells it, bytes read by the process, its memory."""
+    """What grows while a model loads: `progress` as the loader tells it, bytes that the process and its children (one
+    that remakes a package, say) have read and written, its memory.
+    """
 
     progress: float
-    read_bytes: int
+    moved_bytes: int
     resident_bytes: int
 
     @classmethod
     def read(cls, progress: float, root: Path = Path("/")) -> LoadSigns:
         """Now. What cannot be found out is 0, and does not grow."""
-        return cls(progress, _read_bytes(root), resident_bytes())
+        pids = ["self", *_children(root)]
+        return cls(progress, sum(_moved_bytes(root / "proc" / pid) for pid in pids), resident_bytes())
 
     def differs_from(self, before: LoadSigns) -> bool:
         """Whether something has come of the time between; memory that comes and goes in small pieces is no sign."""
         grown = self.resident_bytes - before.resident_bytes
-        return self.progress != before.progress or self.read_bytes != before.read_bytes or grown >= LEAST_GROWTH_BYTES
+        return self.progress != before.progress or self.moved_bytes != before.moved_bytes or grown >= LEAST_GROWTH_BYTES
 
 
-def _read_bytes(root: Path) -> int:
-    """Of all reading calls of this process so far (proc_pid_io(5)), less those that this costs."""
+def _children(root: Path) -> list[str]:
+    """Processes that any thread of this one has started and that are still there (proc_pid_task_tid_children(5))."""
+    found: list[str] = []
+    for path in (root / "proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            found += path.read_text(encoding="ascii").split()
+    return found
+
+
+def _moved_bytes(process: Path) -> int:
+    """What had to be fetched from a disk, mapped pages too, or will be written to one (proc_pid_io(5))."""
     try:
-        text = (root / "proc/self/io").read_text(encoding="ascii")
+        text = (process / "io").read_text(encoding="ascii")
     except OSError:
         return 0
     counts = dict(line.split(": ") for line in text.splitlines())
-    return int(counts.get("read_bytes", 0))
+    return int(counts.get("read_bytes", 0)) + int(counts.get("write_bytes", 0))
 
 
 class LoadReport:
