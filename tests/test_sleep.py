@@ -170,6 +170,22 @@ async def test_a_conversation_deleted_while_it_sleeps_leaves_nothing_on_disk(tmp
         assert done.usage.cached == 0
 
 
+async def test_a_conversation_deleted_while_it_wakes_leaves_nothing_on_disk(tmp_path: Path) -> None:
+    async with running(says("yes", load_s=0.2), kv=on_disk(tmp_path)) as rig:
+        await rig.run(prompt=HISTORY)
+        rig.inference.settle("key", "1000", ids(HISTORY))
+        await asleep(rig)
+        assert files_of(tmp_path)
+        waiting = asyncio.create_task(rig.submit(owner="1001"))
+        while rig.inference.state != "loading":  # noqa: ASYNC110 -- there is no event for it
+            await asyncio.sleep(0)
+        rig.inference.discard("1000", ids(HISTORY))
+        _, listener = await waiting
+        await listener.done()
+        done, _ = await rig.run(prompt=HISTORY + "b")
+        assert done.usage.cached == 0
+
+
 async def test_a_request_comes_after_what_is_being_removed_from_disk(tmp_path: Path) -> None:
     async with running(says("yes"), kv=on_disk(tmp_path)) as rig:
         await rig.run(prompt=HISTORY)

@@ -81,7 +81,7 @@ class Inference:
         )
         self._facts: ModelFacts | None = None  # of the model as it was last loaded
         self._past: EngineStats | None = None  # the last word of the engine before
-        self._discarded: list[tuple[str, tuple[int, ...]]] = []  # while the model sleeps
+        self._discarded: list[tuple[str, tuple[int, ...]]] = []  # while the model sleeps or wakes
         self._clock, self._today = clock, today
         self._intake = Intake(
             self._life,
@@ -174,6 +174,9 @@ class Inference:
 
     def _on_ready(self, engine: Engine) -> None:
         self._facts = ModelFacts(engine.spec, engine.context)
+        discarded, self._discarded = self._discarded, []
+        for owner, ids in discarded:
+            engine.discard(owner, ids)
         self._keeping = asyncio.create_task(self._keep_system_prompts(engine))
 
     @property
@@ -320,9 +323,9 @@ class Inference:
         """Nobody comes back to a conversation that begins with `ids`: forget what is known of it alone, on disk too."""
         if self._engine is not None:
             self._engine.discard(owner, ids)
-        elif self._facts is not None and self.state == "asleep":
+        elif self._facts is not None:
             self._discarded.append((owner, ids))
-            if len(self._discarded) == 1:
+            if len(self._discarded) == 1 and self.state == "asleep":
                 self._life.while_asleep(self._discard_on_disk)
 
     async def _discard_on_disk(self) -> None:
