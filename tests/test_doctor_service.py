@@ -17,7 +17,7 @@ from edgeqwen.doctor import Finding
 from edgeqwen.doctor import trial as trial_module
 from edgeqwen.doctor.access import SocketReport, examine_socket, socket_findings
 from edgeqwen.doctor.sandbox import Sandbox, disk_findings, free_bytes, read_sandbox, sandbox_findings
-from edgeqwen.doctor.trial import Trial, run_trial, trial_findings
+from edgeqwen.doctor.trial import Trial, run_trial, trial_findings, trial_obstacle
 from tests.daemons import run_command, running_daemon, script_of
 from tests.machines import put
 from tests.models import tiny_package
@@ -183,6 +183,29 @@ def test_a_real_run_is_measured_and_told_as_json() -> None:
     assert {"sandbox", "socket"} <= set(report)
     quick = json.loads(run_command("doctor", str(tiny_package()), "--json", "--quick").stdout)
     assert quick["trial"] is None
+
+
+@pytest.mark.parametrize(
+    ("num_active", "free_bytes", "words"),
+    [(0, None, ""), (0, 10**9, ""), (0, 10**9 - 1, "stop the daemon"), (2, None, "`edgeqwen stats`")],
+)
+def test_a_run_that_would_do_harm_is_left_out(num_active: int, free_bytes: int | None, words: str) -> None:
+    found = trial_obstacle(num_active=num_active, needed_bytes=10**9, free_bytes=free_bytes)
+    assert (found is not None) == bool(words)
+    assert found is None or (found.topic == "trial-skipped" and words in found.advice)
+
+
+def test_a_daemon_at_work_is_not_disturbed() -> None:
+    with running_daemon(script_of("x" * 400, step_s=0.05), "--context", "1024") as daemon:
+        daemon.wait_until_ready()
+        with daemon.client() as client:
+            replies = client.stream("chat", prompt="x", stream=True, max_tokens=400)
+            next(replies)
+            arguments = ("doctor", str(tiny_package()), "--socket", str(daemon.socket_path), "--json")
+            report = json.loads(run_command(*arguments).stdout)
+    assert report["socket"]["active"] == 1
+    assert report["trial"] is None
+    assert "trial-skipped" in [finding["topic"] for finding in report["findings"]]
 
 
 @pytest.mark.parametrize(

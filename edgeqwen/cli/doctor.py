@@ -64,7 +64,7 @@ def command(
     )
     if path is not None and not quick and not examination.exit_code:
         places = ("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus)
-        examination = examination.with_trial(run_trial(str(path), places))
+        examination = examination.with_trial(examination.trial_obstacle or run_trial(str(path), places))
     click.echo(json.dumps(examination.to_dict()) if as_json else examination.to_text())
     return examination.exit_code
 

@@ -21,7 +21,7 @@ Answer = Literal["answers", "refuses", "denied", "silent", "none"]
 @dataclass(frozen=True, slots=True)
 class SocketReport:
     """`kind` is what stands at `path`. `answer` is what becomes of a connection; `state` what the daemon says of
-    itself, empty if none answers.
+    itself, empty if none answers, and `num_active` counts what it has under way, as far as it tells this user.
     """
 
     path: str
@@ -31,6 +31,7 @@ class SocketReport:
     group: str = ""
     answer: Answer = "none"
     state: str = ""
+    num_active: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -41,6 +42,7 @@ class SocketReport:
             "group": self.group,
             "answer": self.answer,
             "state": self.state,
+            "active": self.num_active,
         }
 
     def to_text(self) -> str:
@@ -58,7 +60,7 @@ def examine_socket(path: Path) -> SocketReport:
         return SocketReport(str(path), "none")
     if not stat.S_ISSOCK(status.st_mode):
         return SocketReport(str(path), "other")
-    answer, state = _ask(path)
+    answer, state, num_active = _ask(path)
     return SocketReport(
         str(path),
         "socket",
@@ -67,6 +69,7 @@ def examine_socket(path: Path) -> SocketReport:
         _name(status.st_gid, grp.getgrgid, "gr_name"),
         answer,
         state,
+        num_active,
     )
 
 
@@ -77,26 +80,27 @@ def _name(number: int, find: Any, member: str) -> str:
         return str(number)
 
 
-def _ask(path: Path) -> tuple[Answer, str]:
+def _ask(path: Path) -> tuple[Answer, str, int]:
     import json
 
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(ANSWER_S)
             sock.connect(str(path))
-            sock.sendall(b'{"op":"health","close":true}\n')
+            sock.sendall(b'{"op":"health"}\n{"op":"stats","close":true}\n')
             with sock.makefile("rb") as file:
-                frame = json.loads(file.readline() or b"{}")
+                frame, stats = (json.loads(file.readline() or b"{}") for _ in range(2))
     except ConnectionRefusedError:
-        return "refuses", ""
+        return "refuses", "", 0
     except PermissionError:
-        return "denied", ""
+        return "denied", "", 0
     except (OSError, ValueError):
-        return "silent", ""
+        return "silent", "", 0
     if not isinstance(frame, dict) or "state" not in frame:
         code = frame.get("error", {}).get("code", "") if isinstance(frame, dict) else ""
-        return ("denied" if code == "forbidden" else "silent"), ""
-    return "answers", str(frame["state"])
+        return ("denied" if code == "forbidden" else "silent"), "", 0
+    counts = [stats.get(key) for key in ("running", "waiting")] if isinstance(stats, dict) else []
+    return "answers", str(frame["state"]), sum(count for count in counts if isinstance(count, int))
 
 
 def socket_findings(report: SocketReport, groups: frozenset[str]) -> Iterator[Finding]:

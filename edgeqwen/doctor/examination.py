@@ -18,7 +18,7 @@ from edgeqwen.doctor.package import PackageReport, examine_package, quant_findin
 from edgeqwen.doctor.power import power_findings
 from edgeqwen.doctor.processor import processor_findings, quant_notes
 from edgeqwen.doctor.sandbox import Sandbox, disk_findings, read_sandbox, sandbox_findings
-from edgeqwen.doctor.trial import Trial, trial_findings
+from edgeqwen.doctor.trial import Trial, trial_findings, trial_obstacle
 
 LABEL_LEN = 11
 
@@ -67,6 +67,15 @@ class Examination:
             num_cores=len(threads.usable),
         )
         return replace(self, trial=trial, findings=(*self.findings, *found))
+
+    @property
+    def trial_obstacle(self) -> Finding | None:
+        """Why a run would do harm now."""
+        return trial_obstacle(
+            num_active=self.socket.num_active if self.socket else 0,
+            needed_bytes=self.package.facts.get("needed_bytes", 0) if self.package else 0,
+            free_bytes=self.memory.free if self.memory.most else None,
+        )
 
     @property
     def exit_code(self) -> int:

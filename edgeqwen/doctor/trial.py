@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edgeqwen.doctor.finding import Finding
+from edgeqwen.doctor.finding import Finding, size_text
 from edgeqwen.errors import EXIT_CONFIG
 
 PROMPT, ANSWER = 500, 200
@@ -88,6 +88,19 @@ class Trial:
             f"prompts {self.prefill_tok_s:.0f}, answers {self.decode_tok_s:.0f} tokens/s; decoding reads"
             f" {self.weights_bytes_s / 1e9:.1f} GB/s of weights, memory copies {self.memory_bytes_s / 1e9:.1f} GB/s"
         )
+
+
+def trial_obstacle(*, num_active: int, needed_bytes: int, free_bytes: int | None) -> Finding | None:
+    """Why no run should begin now: it would take the cores of a daemon's `num_active` requests, or memory that is not
+    there. `free_bytes` None: not known.
+    """
+    if num_active:
+        text = f"no run: the daemon has {num_active} requests under way, which it would slow down"
+        return Finding("note", "trial-skipped", text, "ask again when `edgeqwen stats` shows none")
+    if free_bytes is not None and free_bytes < needed_bytes:
+        text = f"no run: it takes {size_text(needed_bytes)}, and {size_text(free_bytes)} are free"
+        return Finding("note", "trial-skipped", text, "stop the daemon first, or what else takes the memory")
+    return None
 
 
 def run_trial(package: str, flags: Sequence[str]) -> Trial | Finding:
