@@ -472,3 +472,14 @@ async def test_a_budget_that_comes_while_the_folder_is_opened_counts(tmp_path: P
     may_open.set()
     await until(lambda: len(files_in(tmp_path)) == 2)
     await rig.disk.close()
+
+
+async def test_a_disk_that_failed_keeps_nothing_in_memory_once_it_is_closed(tmp_path: Path) -> None:
+    """It would have been tried again after a while; what waits for that must not hold the blocks."""
+    async with disk_in(tmp_path, device=Device(error=errno.ENOSPC)) as rig:
+        rig.put(1)
+        rig.disk.pump()
+        await until(lambda: rig.disk.num_failed_writes == 1)
+        await rig.disk.close()
+        assert rig.disk._resumption is not None
+        assert rig.disk._resumption.cancelled()

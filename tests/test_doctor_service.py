@@ -221,6 +221,7 @@ def test_a_run_that_ends_badly_is_a_finding(
     program: str, topic: str, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "edgeqwen").mkdir()
+    (tmp_path / "edgeqwen" / "__init__.py").touch()
     (tmp_path / "edgeqwen" / "__main__.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -59,6 +59,7 @@ class BlockDisk:
         self._is_closing = False
         self._paused_until = 0.0
         self._last_reason = ""
+        self._resumption: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.num_failed_writes = 0
 
@@ -253,7 +254,7 @@ class BlockDisk:
         self._last_reason = reason
         self._paused_until = self._clock() + PAUSE_S
         self._store.stop_writing()
-        asyncio.get_running_loop().call_later(PAUSE_S, self._resume)
+        self._resumption = asyncio.get_running_loop().call_later(PAUSE_S, self._resume)
 
     def _resume(self) -> None:
         if not self._is_closing:
@@ -267,8 +268,9 @@ class BlockDisk:
         self._is_closing = True
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._resumption):
+            if timer is not None:
+                timer.cancel()  # it would keep all blocks in memory until it comes
         give_up_at = self._clock() + FLUSH_S
         while self._folder is not None and self._paused_until <= self._clock() < give_up_at:
             block = self._store.next_write(float("inf"))
