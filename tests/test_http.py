@@ -361,7 +361,7 @@ async def test_methods_and_paths(wire: Wire) -> None:
     assert (await client.ask("POST", "/health", b"{}")).status == 405
     answer = await client.ask("GET", "/eqp/health")
     assert (answer.status, answer.lines[0]["error"]["code"]) == (405, "bad_request")
-    assert (await client.ask("GET", "/")).status == 404
+    assert (await client.ask("GET", "/nothing")).status == 404
     assert (await client.ask("GET", "/v1/chat/completions/")).status == 404
 
 

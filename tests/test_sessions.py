@@ -849,3 +849,15 @@ async def test_examples_of_the_document_are_answered_in_their_order(rig: Rig) ->
         client.write(line.encode() + b"\n")
         final, _ = await client.read_final()
         assert "error" not in final, line
+
+
+@pytest.mark.parametrize("end", ["session.delete", "session.reset"])
+async def test_nothing_is_remembered_of_a_session_that_ends_as_soon_as_its_turn_does(rig: Rig, end: str) -> None:
+    """What its next prompt would begin with is being read then."""
+    client = await rig.client()
+    for number in range(20):
+        await client.ask({"op": "chat", "session": f"@{number}", "prompt": "x " * 50})
+        assert "error" not in await client.ask({"op": end, "session": f"@{number}"})
+    await client.ask({"op": "tokenize", "text": "x"})  # after all that was to be read
+    assert not rig.sessions._tokens._known
+    assert rig.sessions._tokens._num_remembered == 0

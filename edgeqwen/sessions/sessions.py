@@ -62,7 +62,7 @@ class Sessions:
         self._inference = inference
         self._store = store
         self._table = SessionTable(per_owner=limits.per_owner, random_bits=random_bits)
-        self._tokens = SessionTokens(inference)
+        self._tokens = SessionTokens(inference, self._is_current)
         self._keeper = Keeper(self._table, store, clock=clock, on_forgotten=self._tokens.forget)
         self.set_limits(limits, default_max_tokens=default_max_tokens)
 
@@ -77,6 +77,11 @@ class Sessions:
             ttl_s=limits.ttl_s,
             max_messages=self._inference.limits.messages,
         )
+
+    def _is_current(self, session: Session) -> bool:
+        """Whether nothing has come of it since, a turn or its end."""
+        found = self._table.find(session.owner, session.id)
+        return found is not None and found.rev == session.rev
 
     @property
     def num_sessions(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 from edgeqwen.engine.generation import GenerationInput
@@ -23,10 +24,14 @@ MAX_REMEMBERED: Final = 4 << 20
 
 
 class SessionTokens:
-    """Token ids by session and revision, as many as are remembered, and the engine's part in them."""
+    """Token ids by session and revision, as many as are remembered, and the engine's part in them. `is_current`
+    tells whether a session has neither gone on nor gone: reading takes a while, and nothing may be remembered of what
+    is no more.
+    """
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, is_current: Callable[[Session], bool]) -> None:
         self._inference = inference
+        self._is_current = is_current
         self._known: OrderedDict[str, tuple[int, array[int]]] = OrderedDict()
         self._num_remembered = 0
 
@@ -51,6 +56,8 @@ class SessionTokens:
         """The ids for `given`, whose messages are the session's history. Raises what `Inference.history_ids` does."""
         ids = await self._inference.history_ids(given)
         self._forget_ids(session)
+        if not self._is_current(session):
+            return ids
         self._known[session.id] = (session.rev, array("I", ids))
         self._num_remembered += len(ids)
         while self._num_remembered > MAX_REMEMBERED:
@@ -70,7 +77,8 @@ class SessionTokens:
         """The session is gone, and on purpose: nothing of what was said in it is to stay."""
         if session.turns and session.id not in self._known and self._inference.context > 0:
             with contextlib.suppress(EdgeqwenError):
-                await self.read(session, GenerationInput(messages=session.history()))
+                ids = await self._inference.history_ids(GenerationInput(messages=session.history()))
+                self._inference.discard(session.owner, ids)
         self.forget(session)
 
     def forget(self, session: Session) -> None:
