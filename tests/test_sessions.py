@@ -852,12 +852,26 @@ async def test_examples_of_the_document_are_answered_in_their_order(rig: Rig) ->
 
 
 @pytest.mark.parametrize("end", ["session.delete", "session.reset"])
-async def test_nothing_is_remembered_of_a_session_that_ends_as_soon_as_its_turn_does(rig: Rig, end: str) -> None:
+async def test_nothing_is_remembered_of_a_session_that_ends_as_soon_as_its_turn_does(
+    rig: Rig, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What its next prompt would begin with is being read then."""
+    read, opened, num_reads = rig.inference.history_ids, asyncio.Event(), 0
+
+    async def slow_at_first(given: GenerationInput) -> tuple[int, ...]:
+        nonlocal num_reads
+        num_reads += 1
+        ids = await read(given)
+        if num_reads == 1:
+            await opened.wait()
+        return ids
+
+    monkeypatch.setattr(rig.inference, "history_ids", slow_at_first)
     client = await rig.client()
-    for number in range(20):
-        await client.ask({"op": "chat", "session": f"@{number}", "prompt": "x " * 50})
-        assert "error" not in await client.ask({"op": end, "session": f"@{number}"})
-    await client.ask({"op": "tokenize", "text": "x"})  # after all that was to be read
+    await client.ask({"op": "chat", "session": "@a", "prompt": "x"})
+    assert "error" not in await client.ask({"op": end, "session": "@a"})
+    opened.set()
+    await client.ask({"op": "tokenize", "text": "x"})
+    assert num_reads == 2
     assert not rig.sessions._tokens._known
     assert rig.sessions._tokens._num_remembered == 0
