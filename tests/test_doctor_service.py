@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -231,3 +233,16 @@ def test_a_run_that_ends_badly_is_a_finding(
     assert found.topic == topic
     assert text in found.text + found.advice
     assert os.environ["PYTHONPATH"] == str(tmp_path)
+
+
+def test_every_finding_stands_in_the_handbook() -> None:
+    root = Path(__file__).parent.parent
+    handbook = (root / "docs/operations.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", handbook.partition("## What doctor finds")[2]))
+    found: set[str] = set()
+    for path in (root / "edgeqwen/doctor").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding" and len(node.args) > 1:
+                found |= {str(each.value) for each in ast.walk(node.args[1]) if isinstance(each, ast.Constant)}
+    assert len(found) > 25
+    assert found - listed == set()
