@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -326,3 +327,20 @@ async def test_a_form_is_compiled_again_after_sleep() -> None:
             assert listener.text() == '"b"'
             await asleep(rig)
             assert rig.inference._intake._forms._compiler._vocabulary is None
+
+
+async def test_the_thread_that_made_tokens_ends_with_sleep_and_what_the_library_kept_for_it() -> None:
+    def text_threads() -> set[int | None]:
+        return {thread.ident for thread in threading.enumerate() if thread.name.startswith("text")}
+
+    others = text_threads()
+    async with running(says("yes")) as rig:
+        await rig.run()
+        before = text_threads() - others
+        assert len(before) == 1
+        await asleep(rig)
+        async with asyncio.timeout(20):
+            while text_threads() & before:  # noqa: ASYNC110 -- a thread has no event
+                await asyncio.sleep(0.001)
+        await rig.run()
+        assert len(text_threads() - others) == 1

@@ -201,6 +201,7 @@ class Inference:
             return False
         self._past = self.stats()
         self._intake.let_go()
+        self._text.let_go()
         self._life.fall_asleep()
         return True
 

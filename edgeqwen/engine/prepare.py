@@ -30,7 +30,7 @@ class TextThread:
     def __init__(self, files: ModelFiles) -> None:
         self._tokenizer = files.tokenizer
         self._builder = None if files.template is None else PromptBuilder(files.tokenizer, files.template)
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._executor = _new_executor()
         self._is_closed = False
 
     def warm_up(self) -> None:
@@ -110,10 +110,22 @@ class TextThread:
                 raise EdgeqwenError("the daemon is shutting down", code="draining") from None
             raise
 
+    def let_go(self) -> None:
+        """End the thread after what was given to it; the next job begins another. The tokenizers library keeps up to
+        10,000 words of each tokenizer that a thread has used in memory of that thread's own, which nothing else frees.
+        """
+        executor, self._executor = self._executor, _new_executor()
+        executor.shutdown(wait=False)
+
     def close(self) -> None:
         """Drop what waits (`draining`); a job that runs is left to end by itself."""
         self._is_closed = True
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _new_executor() -> ThreadPoolExecutor:
+    """Its thread begins with the first job."""
+    return ThreadPoolExecutor(1, thread_name_prefix="text")
 
 
 def _is_being_cancelled() -> bool:
