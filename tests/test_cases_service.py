@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import signal
 import socket
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from edgeqwen.errors import ConfigInvalid
 from edgeqwen.server import bind_socket
-from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon, script_of
+from tests.daemons import HANG_GUARD_S, DaemonProcess, run_command, running_daemon, script_of
 from tests.wire import fake_inference, serve
 
 DRAIN_S = 1.0
@@ -178,3 +180,39 @@ def test_there_is_one_winner_of_each_race_for_a_socket(tmp_path: Path) -> None:
         bound = [each for each in results if not isinstance(each, Exception)]
         assert len(bound) == 1, results
         bound[0].close()
+
+
+def test_a_second_start_beside_a_daemon_that_is_stopped_in_its_tracks_is_refused_and_harms_nothing() -> None:
+    with running_daemon(script_of("x")) as daemon:
+        daemon.wait_until_ready()
+        inode = daemon.socket_path.stat().st_ino
+        daemon.process.send_signal(signal.SIGSTOP)
+        try:
+            flags = ("--socket", str(daemon.socket_path), "--model", str(daemon.socket_path.parent / "model"))
+            done = run_command("serve", "--runtime", "fake:", *flags)
+        finally:
+            daemon.process.send_signal(signal.SIGCONT)
+        assert done.returncode == 78
+        assert b"already running" in done.stderr
+        assert daemon.socket_path.stat().st_ino == inode
+        with daemon.client() as client:
+            assert client.chat("hi").text == "x"
+
+
+def test_a_socket_that_may_not_be_asked_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(tmp_path / "s"))
+        monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EACCES)
+        with pytest.raises(ConfigInvalid, match="cannot be told whether a daemon runs"):
+            bind_socket(tmp_path / "s")
+    assert (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("command", [("ask", "hi"), ("stats",), ("top", "--once"), ("metrics",)])
+def test_clients_say_that_a_path_is_too_long(command: tuple[str, ...]) -> None:
+    path = "/tmp/" + "x" * 200
+    done = run_command(*command, "--socket", path)
+    assert done.returncode == 78
+    assert b"205 bytes" in done.stderr
+    assert b"107" in done.stderr

@@ -164,8 +164,11 @@ def _check_place(folder_fd: int, name: str, full: str, *, may_run: bool = False)
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
-        if probe.connect_ex(full) not in {errno.ECONNREFUSED, errno.ENOENT}:
-            raise _already_running(full)
+        result = probe.connect_ex(full)
+    if result in {errno.EACCES, errno.EPERM}:
+        raise ConfigInvalid(f"{full}: this user may not connect, so it cannot be told whether a daemon runs there")
+    if result not in {errno.ECONNREFUSED, errno.ENOENT}:
+        raise _already_running(full)
 
 
 def _bind(folder_fd: int, name: str, group: int | None, mode: int) -> tuple[socket.socket, int]:
