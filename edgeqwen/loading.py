@@ -163,8 +163,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
     from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 
     kv, most = options.config.kv, package.manifest.spec.max_position
-    if kv.context > most:
-        raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
+    check_context(kv, most)
     processor = read_processor()
     if processor.is_x86 and not processor.flags:
         log.warning("/proc/cpuinfo cannot be read: what this processor can do is not known (in a unit: ProcSubset=all)")
@@ -178,6 +177,12 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         profile_path=_profile_place(options, processor),
     )
     return OnnxRuntime.load(package, wanted, progress)
+
+
+def check_context(kv: KvTable, most: int) -> None:
+    """Raise `ConfigInvalid` for a context that is longer than `most`, the positions that a model knows."""
+    if kv.context > most:
+        raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {most}")
 
 
 def _kv_type(package: Package, kv: KvTable) -> KVType | None:

@@ -102,6 +102,18 @@ class Rig:
         _, listener = await self.submit(**given)
         return await listener.done(), listener
 
+    async def idle(self) -> None:
+        """Wait until there is nothing to do."""
+        async with asyncio.timeout(20):
+            while not self.inference.is_idle:  # noqa: ASYNC110 -- there is no event for it
+                await asyncio.sleep(0.001)
+
+    async def asleep(self) -> None:
+        """Have the model fall asleep, and wait until it is gone."""
+        await self.idle()
+        assert self.inference.fall_asleep()
+        await self.inference.until_settled()
+
     async def settle(self) -> None:
         """Wait until the runtime holds nothing but spare slots, as it must once every request is over."""
         async with asyncio.timeout(20):

@@ -187,11 +187,7 @@ async def test_the_meters_go_on_when_the_model_has_slept() -> None:
     async with running() as rig:
         told = Told.of(rig)
         await rig.run(max_tokens=3)
-        async with asyncio.timeout(20):
-            while not rig.inference.is_idle:  # noqa: ASYNC110 -- there is no event for it
-                await asyncio.sleep(0.001)
-        assert rig.inference.fall_asleep()
-        await rig.inference.until_settled()
+        await rig.asleep()
         await rig.run(max_tokens=3)
     assert len(told.outcomes) == 2
     assert rig.inference.meters.token_gap_s.count == 4
@@ -254,9 +250,7 @@ async def test_whatever_happens_each_request_is_told_once(seed: int) -> None:
             if rng.random() < 0.1:
                 rng.choice(tasks).cancel()
         await asyncio.wait(tasks, timeout=20)
-        async with asyncio.timeout(20):
-            while not rig.inference.is_idle:  # noqa: ASYNC110 -- there is no event for it
-                await asyncio.sleep(0.001)
+        await rig.idle()
     rids = [outcome.rid for outcome in told.outcomes if outcome.rid]
     assert len(rids) == len(set(rids))
     assert set(accepted) <= set(rids)

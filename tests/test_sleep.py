@@ -27,20 +27,6 @@ def says(text: str, **more: Any) -> FakeScript:
     return FakeScript(tokens=(*ids(text), eos()), **more)
 
 
-async def idle(rig: Rig) -> None:
-    """Wait until there is nothing to do."""
-    async with asyncio.timeout(20):
-        while not rig.inference.is_idle:  # noqa: ASYNC110 -- there is no event for it
-            await asyncio.sleep(0.001)
-
-
-async def asleep(rig: Rig) -> None:
-    """Have the model fall asleep, and wait until it is gone."""
-    await idle(rig)
-    assert rig.inference.fall_asleep()
-    await rig.inference.until_settled()
-
-
 def files_of(path: Path) -> list[Path]:
     return sorted(path.rglob("*.kv"))
 
@@ -52,7 +38,7 @@ def on_disk(path: Path) -> KvSettings:
 async def test_the_next_request_wakes_the_model_and_is_answered() -> None:
     async with running(says("yes")) as rig:
         await rig.run()
-        await asleep(rig)
+        await rig.asleep()
         assert rig.inference.state == "asleep"
         assert rig.runtime.is_closed
         done, listener = await rig.run()
@@ -64,28 +50,28 @@ async def test_nothing_holds_the_runtime_of_a_model_that_sleeps() -> None:
     async with running() as rig:
         await rig.run()
         runtime = weakref.ref(rig.runtimes.pop())
-        await asleep(rig)
+        await rig.asleep()
         gc.collect()
         assert runtime() is None
 
 
 async def test_it_stays_awake_while_anything_is_to_be_done() -> None:
     async with running(FakeScript(step_s=0.01, tokens=(5,) * 40)) as rig:
-        await idle(rig)
+        await rig.idle()
         _, listener = await rig.submit(max_tokens=20)
         assert not rig.inference.is_idle
         assert not rig.inference.fall_asleep()
         await listener.done()
         rig.inference.settle("key", "1000", ids(HISTORY))
         assert not rig.inference.fall_asleep(), "a prompt is computed beforehand"
-        await asleep(rig)
+        await rig.asleep()
         assert not rig.inference.fall_asleep(), "it sleeps already"
 
 
 async def test_requests_that_come_together_wake_it_once() -> None:
     async with running(says("yes", load_s=0.05)) as rig:
         await rig.run()
-        await asleep(rig)
+        await rig.asleep()
         done = await asyncio.gather(*(rig.run(owner=str(number)) for number in range(5)))
         assert [listener.text() for _, listener in done] == ["yes"] * 5
         assert len(rig.runtimes) == 2
@@ -94,7 +80,7 @@ async def test_requests_that_come_together_wake_it_once() -> None:
 async def test_a_request_that_comes_while_it_falls_asleep_is_answered() -> None:
     async with running(says("yes")) as rig:
         await rig.run()
-        await idle(rig)
+        await rig.idle()
         assert rig.inference.fall_asleep()
         _, listener = await rig.run()
         assert listener.text() == "yes"
@@ -105,7 +91,7 @@ async def test_a_request_that_comes_while_it_falls_asleep_is_answered() -> None:
 async def test_who_does_not_wait_is_told_that_it_loads_and_has_it_woken() -> None:
     async with running(FakeScript(load_s=0.05)) as rig:
         await rig.run()
-        await asleep(rig)
+        await rig.asleep()
         with pytest.raises(EdgeqwenError) as caught:
             await rig.submit(wait=False)
         assert caught.value.code == "loading"
@@ -118,7 +104,7 @@ async def test_who_does_not_wait_is_told_that_it_loads_and_has_it_woken() -> Non
 async def test_a_deadline_may_come_before_the_model() -> None:
     async with running(FakeScript(load_s=0.3)) as rig:
         await rig.run()
-        await asleep(rig)
+        await rig.asleep()
         done, _ = await rig.run(deadline_ms=20)
         assert done.finishes == ("deadline",)
         await rig.inference.until_settled()
@@ -127,14 +113,14 @@ async def test_a_deadline_may_come_before_the_model() -> None:
 
 async def test_embeddings_wake_it_too() -> None:
     async with running(pooling="mean") as rig:
-        await asleep(rig)
+        await rig.asleep()
         vectors = await rig.inference.embed(EmbeddingInput(texts=("a",)), owner="1000")
         assert len(vectors.vectors) == 1
 
 
 async def test_text_is_made_into_tokens_without_waking_it() -> None:
     async with running() as rig:
-        await asleep(rig)
+        await rig.asleep()
         tokens = await rig.inference.tokenize("hi", special=False)
         assert await rig.inference.detokenize(tokens) == b"hi"
         assert rig.inference.state == "asleep"
@@ -144,7 +130,7 @@ async def test_what_was_known_of_a_conversation_is_read_from_disk_after_waking(t
     async with running(says("yes"), kv=on_disk(tmp_path)) as rig:
         await rig.run(prompt=HISTORY)
         rig.inference.settle("key", "1000", ids(HISTORY))
-        await asleep(rig)
+        await rig.asleep()
         done, _ = await rig.run(prompt=HISTORY + "b")
         assert done.usage.cached >= 128
         computed = sum(len(chunk.ids) for batch in rig.runtimes[1].batches for chunk in batch.chunks)
@@ -156,11 +142,11 @@ async def test_a_conversation_deleted_while_it_sleeps_leaves_nothing_on_disk(tmp
         for owner in ("1000", "1001"):
             await rig.run(prompt=HISTORY, owner=owner)
             rig.inference.settle(owner, owner, ids(HISTORY))
-        await asleep(rig)
+        await rig.asleep()
         before = files_of(tmp_path)
         rig.inference.discard("1000", ids(HISTORY))
         assert not rig.inference.is_idle
-        await idle(rig)
+        await rig.idle()
         after = files_of(tmp_path)
         assert 0 < len(after) < len(before)
         assert rig.inference.state == "asleep"
@@ -175,7 +161,7 @@ async def test_a_conversation_deleted_while_it_wakes_leaves_nothing_on_disk(tmp_
     async with running(says("yes", load_s=0.2), kv=on_disk(tmp_path)) as rig:
         await rig.run(prompt=HISTORY)
         rig.inference.settle("key", "1000", ids(HISTORY))
-        await asleep(rig)
+        await rig.asleep()
         assert files_of(tmp_path)
         waiting = asyncio.create_task(rig.submit(owner="1001"))
         while rig.inference.state != "loading":  # noqa: ASYNC110 -- there is no event for it
@@ -191,7 +177,7 @@ async def test_a_request_comes_after_what_is_being_removed_from_disk(tmp_path: P
     async with running(says("yes"), kv=on_disk(tmp_path)) as rig:
         await rig.run(prompt=HISTORY)
         rig.inference.settle("key", "1000", ids(HISTORY))
-        await asleep(rig)
+        await rig.asleep()
         rig.inference.discard("1000", ids(HISTORY))
         done, _ = await rig.run(prompt=HISTORY + "b")
         assert done.usage.cached == 0
@@ -200,9 +186,9 @@ async def test_a_request_comes_after_what_is_being_removed_from_disk(tmp_path: P
 async def test_what_is_counted_goes_on_across_sleep() -> None:
     async with running(says("yes")) as rig:
         await rig.run(prompt=HISTORY)
-        await idle(rig)
+        await rig.idle()
         before = rig.inference.stats()
-        await asleep(rig)
+        await rig.asleep()
         sleeping = rig.inference.stats()
         assert sleeping.totals == before.totals
         assert sleeping.kv["computed"] == before.kv["computed"] > 0
@@ -218,7 +204,7 @@ async def test_what_a_model_can_do_stays_known_while_it_sleeps() -> None:
     async with running(pooling="mean") as rig:
         facts = (rig.inference.context, rig.inference.hidden_size, rig.inference.kv_bytes_per_token)
         assert all(facts)
-        await asleep(rig)
+        await rig.asleep()
         assert (rig.inference.context, rig.inference.hidden_size, rig.inference.kv_bytes_per_token) == facts
 
 
@@ -226,9 +212,9 @@ async def test_system_prompts_are_kept_again_after_waking() -> None:
     kv = KvSettings(memory_bytes=1 << 20, system_prompts=("Be brief.",))
     async with running(says("yes"), kv=kv) as rig:
         await rig.run()
-        await asleep(rig)
+        await rig.asleep()
         await rig.run()
-        await idle(rig)
+        await rig.idle()
         messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"})
         done, _ = await rig.run(messages=messages, owner="1001")
         assert done.usage.cached > 0
@@ -256,7 +242,7 @@ async def test_a_failed_wake_is_told_to_who_waits_and_the_next_request_tries_aga
     failing = Failing(rig)
     await rig.inference.start()
     await rig.run()
-    await asleep(rig)
+    await rig.asleep()
     failing.num_failures, failing.error = 1, error
     with pytest.raises(EdgeqwenError) as caught:
         await rig.submit()
@@ -272,7 +258,7 @@ async def test_a_model_that_was_replaced_while_it_slept_ends_the_daemon_and_who_
     rig = make_rig()
     failing = Failing(rig)
     await rig.inference.start()
-    await asleep(rig)
+    await rig.asleep()
     failing.num_failures, failing.error = 1, ModelReplaced("/models/m: is another model now")
     with pytest.raises(EdgeqwenError, match="another model now") as caught:
         await rig.submit()
@@ -286,7 +272,7 @@ async def test_the_end_may_come_while_it_sleeps_or_wakes() -> None:
     for wakes in (False, True):
         async with running(FakeScript(load_s=0.05)) as rig:
             await rig.run()
-            await asleep(rig)
+            await rig.asleep()
             waiting = asyncio.create_task(rig.submit()) if wakes else None
             await asyncio.sleep(0)
             await rig.inference.drain(1.0)
@@ -316,7 +302,7 @@ async def test_a_queue_that_was_full_before_sleep_is_empty_after_it() -> None:
             _, listener = await rig.submit()
             done = await listener.end()
             assert isinstance(done, Done)
-            await asleep(rig)
+            await rig.asleep()
 
 
 async def test_a_form_is_compiled_again_after_sleep() -> None:
@@ -325,7 +311,7 @@ async def test_a_form_is_compiled_again_after_sleep() -> None:
         for _ in range(2):
             _, listener = await rig.run(response_format=form)
             assert listener.text() == '"b"'
-            await asleep(rig)
+            await rig.asleep()
             assert rig.inference._intake._forms._compiler._vocabulary is None
 
 
@@ -338,7 +324,7 @@ async def test_the_thread_that_made_tokens_ends_with_sleep_and_what_the_library_
         await rig.run()
         before = text_threads() - others
         assert len(before) == 1
-        await asleep(rig)
+        await rig.asleep()
         async with asyncio.timeout(20):
             while text_threads() & before:  # noqa: ASYNC110 -- a thread has no event
                 await asyncio.sleep(0.001)

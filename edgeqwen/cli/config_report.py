@@ -126,6 +126,7 @@ def _processor(config: Config) -> None:
 def _model(config: Config) -> None:
     from edgeqwen.core.package import open_package, read_text_files, resolve_model, verify_digests
     from edgeqwen.errors import ConfigInvalid
+    from edgeqwen.loading import check_context
 
     path = resolve_model(config.model.package, models_folder())
     if config.engine.runtime.startswith("fake:"):
@@ -134,8 +135,7 @@ def _model(config: Config) -> None:
     package = open_package(path)
     verify_digests(package, with_weights=False)
     kv, manifest = config.kv, package.manifest
-    if kv.context > manifest.spec.max_position:
-        raise ConfigInvalid(f"kv.context: {kv.context} is above what the model can do, {manifest.spec.max_position}")
+    check_context(kv, manifest.spec.max_position)
     if kv.type not in {"auto", *manifest.kv_types}:
         raise ConfigInvalid(f"kv.type: {path} has no {kv.type} cache; it has {', '.join(manifest.kv_types)}")
 

@@ -25,6 +25,12 @@ def writable_folder(path: Path) -> Path | None:
 
 def could_write(path: Path) -> bool:
     """Whether `writable_folder` would succeed, as far as can be told without making anything."""
+    path = existing_part(path)
+    return os.path.isdir(path) and os.access(path, os.R_OK | os.W_OK | os.X_OK)
+
+
+def existing_part(path: Path) -> Path:
+    """`path`, or the nearest folder above it that there is, in which it would be made."""
     while not os.path.lexists(path) and path != path.parent:
         path = path.parent
-    return os.path.isdir(path) and os.access(path, os.R_OK | os.W_OK | os.X_OK)
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import json
 import os
 import pwd
 import socket
@@ -81,8 +82,6 @@ def _name(number: int, find: Any, member: str) -> str:
 
 
 def _ask(path: Path) -> tuple[Answer, str, int]:
-    import json
-
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(ANSWER_S)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from edgeqwen.core.state import existing_part
 from edgeqwen.cpu.sysfiles import read_text
 from edgeqwen.doctor.finding import Finding, size_text
 
@@ -108,10 +109,8 @@ def disk_findings(folders: dict[str, Path], kv_disk_bytes: int) -> Iterator[Find
 
 def free_bytes(folder: Path) -> int | None:
     """For this user, where `folder` is or would be made; None if that cannot be found out."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
     try:
-        found = os.statvfs(folder)
+        found = os.statvfs(existing_part(folder))
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
