@@ -14,6 +14,7 @@ from edgeqwen.config.tables import (
     Config,
     HttpTable,
     KvTable,
+    TorchTable,
     Value,
     fields_of_tables,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "ConfigSources",
     "HttpTable",
     "KvTable",
+    "TorchTable",
     "Value",
     "changes_between",
     "fields_of_tables",

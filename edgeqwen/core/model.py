@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
 
 Family = Literal["qwen3", "qwen2", "llama"]
 Quant = Literal["fp32", "int8", "int4", "hybrid"]
-KVType = Literal["fp32", "int8"]
+KVType = Literal["fp32", "int8", "bf16"]
+"""Types of keys and values in the cache; the last is of the torch runtime alone."""
+
 Pooling = Literal["last", "mean"]
 """Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
 
@@ -19,6 +22,14 @@ Stage = Literal["decode", "prefill"]
 WeightForm = Literal["signed", "unsigned"]
 
 FORMAT_VERSION = 2
+
+_QUANT_SUFFIX = re.compile(r"[-._](q\d\w*|iq\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)
+
+
+def model_name(source_name: str) -> str:
+    """What a model is called by default: `SmolLM2-135M-Instruct.Q4_1.gguf` -> `smollm2-135m-instruct`."""
+    stem = re.sub(r"\.(gguf|safetensors)$", "", source_name.rstrip("/").split("/")[-1], flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9._-]+", "-", _QUANT_SUFFIX.sub("", stem).lower()).strip("-.") or "model"
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,11 +80,14 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file."""
+    """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file, whose `path` is where
+    it lay when it was imported.
+    """
 
     kind: Literal["hub", "modelscope", "safetensors", "gguf", "package"]
     id: str
     revision: str = ""
+    path: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
