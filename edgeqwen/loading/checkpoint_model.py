@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from edgeqwen.core.model import ModelSpec, model_name
+from edgeqwen.core.model import model_name
 from edgeqwen.core.package import is_package, listed_eos, open_package
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
@@ -62,7 +62,8 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
     def runtime_factory(progress: Callable[[float], None]) -> Runtime:
         if find_origin(options.package_path) != origin:
             raise ModelReplaced(f"{origin.path}: has changed; the daemon ends, and serves it from its next start on")
-        made = load_checkpoint(origin, options, runtime, progress)
+        wanted = torch_options(options, origin, max_position=checkpoint.spec.max_position, runtime=runtime)
+        made = load_checkpoint(origin, wanted, runtime, progress)
         place_calling_thread(options.threads.decode.calling_cpus)
         return made
 
@@ -102,18 +103,15 @@ def checkpoint_identity(path: Path) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def load_checkpoint(origin: Origin, options: DaemonOptions, runtime: str, progress: Callable[[float], None]) -> Runtime:
+def load_checkpoint(origin: Origin, wanted: TorchOptions, runtime: str, progress: Callable[[float], None]) -> Runtime:
     """The runtime, measured and warm; to be called on the thread that will run it."""
     from edgeqwen.convert.sources import open_checkpoint
+    from edgeqwen.runtime.torch.library import load_torch
 
-    processor = read_processor()
+    assert runtime == "torch"
     checkpoint = open_checkpoint(origin.path)
     try:
-        wanted = torch_options(options, origin, checkpoint.spec, processor=processor, runtime=runtime)
-        source = spread_out(checkpoint, wanted.weights)
-        from edgeqwen.runtime.torch.library import load_torch
-
-        return load_torch(source, wanted, progress)
+        return load_torch(spread_out(checkpoint, wanted.weights), wanted, progress)
     finally:
         checkpoint.close()
 
@@ -127,17 +125,15 @@ def spread_out(checkpoint: Checkpoint, weights: WeightType) -> Checkpoint:
     return RotatedCheckpoint(checkpoint)
 
 
-def torch_options(
-    options: DaemonOptions, origin: Origin, spec: ModelSpec, *, processor: Processor, runtime: str
-) -> TorchOptions:
+def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, runtime: str) -> TorchOptions:
     """What the configuration asks of torch, for this processor."""
-    kv, given = options.config.kv, options.config.torch
+    processor, kv, given = read_processor(), options.config.kv, options.config.torch
     version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights}"
     machine = fingerprint(processor, thread_counts=options.threads.counts, runtime_version=version)
     state = writable_folder(options.state_dir)
     return TorchOptions(
         num_slots=kv.slots,
-        capacity=kv.context_of(spec.max_position),
+        capacity=kv.context_of(max_position),
         threads=options.threads,
         mode=cast(Any, given.mode),
         weights=chosen_weights(given.weights, processor),

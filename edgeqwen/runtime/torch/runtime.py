@@ -103,7 +103,7 @@ class TorchRuntime:
             assert chunk.stop <= self._spec.capacity, chunk
         with self._pauses.work(), self._failing(chunks), torch.inference_mode():
             result = self._compute(chunks)
-        self._pauses.expect()
+            self._pauses.expect()
         for chunk in chunks:
             self._cache.lengths[chunk.slot] = chunk.stop
         return result
