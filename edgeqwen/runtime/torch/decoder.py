@@ -37,6 +37,7 @@ PARTS: Final = {
 }
 """Linear layers of a decoder layer that multiply the same rows, by number of the part."""
 
+NUM_REFINED: Final = 32
 EMBEDDING: Final = "model.embed_tokens.weight"
 OUTPUT: Final = "lm_head.weight"
 FINAL_NORM: Final = "model.norm.weight"
@@ -93,7 +94,7 @@ def layer_function(spec: ModelSpec, weight_type: WeightType, dtype: Any) -> Laye
         attended = operators.attend(query, key, value.unflatten(-1, (kv_heads, head_dim)), layer)
         rows = rows + linear(attended, layer, OUT)
         gate, up = linear(norm(rows, vectors.post_norm), layer, GATE_UP).chunk(2, -1)
-        return rows + linear(functional.silu(gate) * up, layer, DOWN)
+        return rows + linear(functional.silu(gate.float()) * up.float(), layer, DOWN)
 
     return function
 
@@ -166,10 +167,13 @@ class Decoder:
         normed = self._normed(rows)
         if self._output_turn is not None:
             normed = normed @ self._output_turn.T
-        if self.weight_type != "int8":
-            return self._head(normed.to(self.dtype))
-        codes, scales = quantized_rows(normed)
-        return self._head(codes).float() * scales
+        if self.weight_type == "int8":
+            codes, scales = quantized_rows(normed)
+            return self._head(codes).float() * scales
+        logits = self._head(normed.to(self.dtype)).float()
+        if self.weight_type == "bf16" and self.spec.tie_embeddings:
+            refine(logits, normed, self._embedding.table)
+        return logits
 
     def _normed(self, rows: Any) -> Any:
         return functional.rms_norm(rows, (self.spec.hidden_size,), self._final_norm, self.spec.rms_norm_eps)
@@ -181,6 +185,17 @@ class Decoder:
     def attend(self, query: Any, key: Any, value: Any, layer: int) -> Any:
         """See `operators.Executor`."""
         return self._attention(query, key, value, layer)
+
+
+def refine(logits: Any, normed: Any, table: Any) -> None:
+    """Compute the highest of each row of `logits` `[rows, vocabulary]` once more, in fp32 and in place, from what they
+    are products of: `normed` `[rows, hidden]` and `table` `[vocabulary, hidden]`.
+
+    A product in bf16 rounds its results to 8 bits, which makes the likeliest tokens equal or swaps them.
+    """
+    highest = logits.topk(min(NUM_REFINED, logits.shape[1]), sorted=False).indices
+    finer = torch.bmm(table[highest].float(), normed.unsqueeze(2)).squeeze(2)
+    logits.scatter_(1, highest, finer)
 
 
 class _Shapes:
@@ -203,12 +218,12 @@ class Embedding:
         self._dtype = dtype
         self._scales: Any = None
         if weight_type in {"int8", "woq8"}:
-            self._table, self._scales = quantized_matrix(source, [EMBEDDING])
+            self.table, self._scales = quantized_matrix(source, [EMBEDDING])
         else:
-            self._table = gathered(source, [EMBEDDING], dtype)
+            self.table = gathered(source, [EMBEDDING], dtype)
 
     def __call__(self, ids: Any) -> Any:
-        rows = self._table[ids]
+        rows = self.table[ids]
         return rows if self._scales is None else (rows * self._scales[ids, None]).to(self._dtype)
 
 

@@ -33,7 +33,7 @@ make it fifteen times as many, and beside another busy process that time is take
 
 JIT_ADVICE: Final = (
     "the unit must allow memory that is written and then executed: MemoryDenyWriteExecute=no "
-    "(the drop-in jit.conf), or take --runtime onnx"
+    "(the drop-in jit.conf), or take torch.weights = fp32, or --runtime onnx"
 )
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def check_library(options: TorchOptions) -> None:
             f"engine.runtime: torch {found} cannot be imported ({first_line(error)}): install its build for CPUs again"
         ) from error
     torch.set_num_threads(max(options.threads.counts))
-    _check_capability(torch.backends.cpu.get_cpu_capability())
+    check_capability(torch.backends.cpu.get_cpu_capability())
     _check_products(torch, options)
 
 
@@ -98,7 +98,7 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in numbers) if all(number.isdigit() for number in numbers) else (0,)
 
 
-def _check_capability(capability: str) -> None:
+def check_capability(capability: str) -> None:
     """Warn if torch takes the processor for one without vector units although it has them."""
     if capability in {"DEFAULT", "NO AVX"} and processor_has_avx2():
         log.warning(
@@ -117,7 +117,7 @@ def _check_products(torch: Any, options: TorchOptions) -> None:
     """Try one product of each kind that will be needed."""
     rows, weights = torch.zeros(2, 64), torch.zeros(64, 64)
     try:
-        if options.weights == "bf16" or options.computes_bf16:
+        if options.is_bf16:
             torch.nn.functional.linear(rows.bfloat16(), weights.bfloat16())
         if options.weights == "int8":
             packed = torch.ops.onednn.qlinear_prepack(weights.to(torch.int8), [2, 64])

@@ -16,8 +16,8 @@ WeightType: TypeAlias = Literal["fp32", "bf16", "int8", "woq8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions:
-    """`capacity` is the tokens that a slot holds. `computes_bf16`: what stands between the products is bf16 (with
-    weights in bf16 it is so anyway), else fp32. `kv_type` None: as what is computed in. `max_isa` is a name of
+    """`capacity` is the tokens that a slot holds. `computes_bf16`: attention and the results of
+    products are bf16 with weights of 8 bits, too; else they are fp32. `kv_type` None: as what is computed in. `max_isa` is a name of
     oneDNN's, or `auto`.
 
     `identity` names the checkpoint, for what is kept of keys and values. `code_dir` is where compiled code is kept.
@@ -35,6 +35,11 @@ class TorchOptions:
     identity: str = ""
     code_dir: Path | None = None
     profile_path: Path | None = None
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether anything is computed in bf16."""
+        return self.weights == "bf16" or (self.computes_bf16 and self.weights != "fp32")
 
 
 def installed_version(package: str) -> str | None:

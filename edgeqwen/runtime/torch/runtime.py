@@ -69,9 +69,8 @@ class TorchRuntime:
         installation do not allow, and what reading the checkpoint raises.
         """
         start_workers(max(options.threads.counts), options.threads.decode.masks)
-        is_bf16 = options.weights == "bf16" or (options.computes_bf16 and options.weights != "fp32")
-        dtype = torch.bfloat16 if is_bf16 else torch.float32
-        kv_type: KVType = options.kv_type or ("bf16" if is_bf16 else "fp32")
+        dtype = torch.bfloat16 if options.is_bf16 else torch.float32
+        kv_type: KVType = options.kv_type or ("bf16" if options.is_bf16 else "fp32")
         if kv_type not in DTYPES:
             raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv_type}; take auto")
         cache = Cache(source.spec, kv_type, num_slots=options.num_slots, capacity=options.capacity)
