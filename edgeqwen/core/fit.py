@@ -7,18 +7,18 @@ from typing import Final
 
 from edgeqwen.core.model import KVType, ModelSpec, Quant
 
-BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
-"""Of the layers, scales included, as the kernels keep them in memory."""
+BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 48, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
+"""Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16 and keeps both."""
 OUTPUT_BITS_PER_WEIGHT: Final = 5.5  # of the output matrix in any but fp32; the embedding's pages come and go
 RUNTIME_BYTES: Final = 200 << 20  # libraries, activations, tokenizer
-KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1}
+KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "fp16": 2, "int8": 1}
 SHARE: Final = 0.5
 
 
 def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
     """About how much memory the weights of a model take once they are loaded."""
     matrix = spec.vocab_size * spec.hidden_size
-    output_bits = 32 if quant == "fp32" else OUTPUT_BITS_PER_WEIGHT
+    output_bits = BITS_PER_WEIGHT[quant] if quant in {"fp32", "fp16"} else OUTPUT_BITS_PER_WEIGHT
     return int(spec.num_layer_weights * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
 
 

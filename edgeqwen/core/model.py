@@ -7,8 +7,13 @@ from typing import Literal
 import msgspec
 
 Family = Literal["qwen3", "qwen2", "llama"]
-Quant = Literal["fp32", "int8", "int4", "hybrid"]
-KVType = Literal["fp32", "int8"]
+Quant = Literal["fp32", "fp16", "int8", "int4", "hybrid"]
+"""Form of the weights; `fp16` is only in graphs that another tool has exported."""
+KVType = Literal["fp32", "fp16", "int8"]
+"""Type of the cache; `fp16` is only in graphs that another tool has exported."""
+Graph = Literal["own", "optimum"]
+"""Who has made a package's graph: this project, or optimum's exporter (then there is one graph, used as it is)."""
+
 Pooling = Literal["last", "mean"]
 """Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
 
@@ -71,7 +76,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file."""
 
-    kind: Literal["hub", "modelscope", "safetensors", "gguf", "package"]
+    kind: Literal["hub", "modelscope", "safetensors", "gguf", "package", "optimum"]
     id: str
     revision: str = ""
 
@@ -97,4 +102,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_types: tuple[KVType, ...] = ("fp32",)
     notes: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    graph: Graph = "own"
     format_version: int = FORMAT_VERSION

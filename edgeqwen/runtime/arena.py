@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 MADV_POPULATE_WRITE: Final = 23  # asm-generic/mman-common.h
 
 
+Element: TypeAlias = type[np.float32] | type[np.float16] | type[np.int8]
+"""Type of what a cache is made of."""
+
+
 @dataclass(frozen=True, slots=True)
 class ArenaShape:
     """Shape of one arena."""
@@ -32,7 +36,7 @@ class ArenaShape:
     num_heads: int
     capacity: int
     head_dim: int
-    dtype: type[np.float32] | type[np.int8] = np.float32
+    dtype: Element = np.float32
 
     @property
     def slot_bytes(self) -> int:
@@ -94,7 +98,7 @@ class Arena:
         self._map.close()
 
 
-def mapped_array(shape: tuple[int, ...], dtype: type[np.float32] | type[np.int8]) -> NDArray[Any]:
+def mapped_array(shape: tuple[int, ...], dtype: Element) -> NDArray[Any]:
     """An array of zeros with a mapping of its own, which is gone with the last reference to the array.
 
     The heap keeps what is freed inside it; blocks of a cache come and go by the hundred, each some megabytes.

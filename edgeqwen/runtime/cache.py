@@ -8,9 +8,9 @@ import numpy as np
 
 from edgeqwen.core.model import KV_KINDS, KVType, ModelSpec
 from edgeqwen.core.step import KVData
-from edgeqwen.runtime.arena import Arena, ArenaShape, mapped_array
+from edgeqwen.runtime.arena import Arena, ArenaShape, Element, mapped_array
 
-DTYPES: Final[dict[KVType, type[np.float32] | type[np.int8]]] = {"fp32": np.float32, "int8": np.int8}
+DTYPES: Final[dict[KVType, Element]] = {"fp32": np.float32, "int8": np.int8}
 
 
 class Cache:
