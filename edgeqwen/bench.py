@@ -27,7 +27,7 @@ from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
 
 if TYPE_CHECKING:
-    from edgeqwen.runtime.onnx import OnnxRuntime
+    from edgeqwen.runtime.packages import PackageRuntime
 
 NUM_REPEATS: Final = 3
 COPIED_BYTES: Final = 64 << 20
@@ -147,15 +147,16 @@ def copying_speed(num_threads: int, clock: Clock) -> float:
     return 2 * COPIED_BYTES * num_threads / best_s
 
 
-def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> OnnxRuntime:
-    from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> PackageRuntime:
+    from edgeqwen.runtime.onnx import OnnxOptions
+    from edgeqwen.runtime.packages import load_package
 
     needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
     if needed > most:
         raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
     kv_type = None if options.kv_type == "auto" else options.kv_type
     wanted = OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=needed, kv_type=kv_type)
-    return OnnxRuntime.load(package, wanted)
+    return load_package(package, wanted)
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

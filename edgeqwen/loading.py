@@ -160,7 +160,8 @@ def _template(source: str | None) -> ChatTemplate | None:
 def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[float], None]) -> Runtime:
     """The package's runtime, measured and warm."""
     from edgeqwen.fitting import fitting_package
-    from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+    from edgeqwen.runtime.onnx import OnnxOptions
+    from edgeqwen.runtime.packages import load_package
 
     kv, most = options.config.kv, package.manifest.spec.max_position
     check_context(kv, most)
@@ -176,7 +177,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         is_single=options.config.engine.deterministic,
         profile_path=_profile_place(options, processor),
     )
-    return OnnxRuntime.load(package, wanted, progress)
+    return load_package(package, wanted, progress)
 
 
 def check_context(kv: KvTable, most: int) -> None:

@@ -112,7 +112,7 @@ def quant_findings(memory: Memory) -> Iterator[Finding]:
 
 def fit_findings(path: Path, manifest: Manifest, processor: Processor) -> Iterator[Finding]:
     """Whether the weights have the form that this processor multiplies rightly and fastest."""
-    depends = manifest.quant in ROW_QUANTS
+    depends = manifest.quant in ROW_QUANTS and manifest.graph == "own"
     if depends and manifest.weight_form == "signed" and processor.target == "any":
         yield Finding(
             "warning",

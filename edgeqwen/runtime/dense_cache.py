@@ -179,8 +179,8 @@ class DenseCache:
 
     def _view(self, arena: Arena, place: int, stride: int) -> NDArray[Any]:
         """A row `[kv_heads, stride, head_dim]`."""
-        flat = arena.view[place].reshape(-1)[: self.num_heads * stride * self.head_dim]
-        return flat.reshape(self.num_heads, stride, self.head_dim)
+        flat: NDArray[Any] = arena.view[place].reshape(-1)
+        return flat[: self.num_heads * stride * self.head_dim].reshape(self.num_heads, stride, self.head_dim)
 
 
 def _buffer(kept: dict[str, NDArray[Any]], name: str, shape: tuple[int, ...], element: Element) -> NDArray[Any]:

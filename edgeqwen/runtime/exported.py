@@ -87,9 +87,7 @@ class ExportedRuntime:
         settings = session_options(options.num_threads, is_precise=is_precise, affinities=options.affinities)
         session = open_session(path, settings)
         progress(0.8)
-        cache = DenseCache(
-            manifest.spec, manifest.kv_types[0], num_slots=options.num_slots, capacity=options.capacity
-        )
+        cache = DenseCache(manifest.spec, manifest.kv_types[0], num_slots=options.num_slots, capacity=options.capacity)
         try:
             graph = ExportedGraph(session, cache, vocab_size=manifest.spec.vocab_size)
             runtime = cls(graph, cache=cache, manifest=manifest, options=options)
@@ -107,11 +105,11 @@ class ExportedRuntime:
 
     def step(self, batch: Batch) -> StepResult:
         chunks = batch.chunks
-        assert chunks and all(first.slot < second.slot for first, second in zip(chunks, chunks[1:], strict=False))
         assert not any(chunk.num_hidden for chunk in chunks), "this package gives no hidden states"
         for chunk in chunks:
-            assert chunk.ids and chunk.start <= self._cache.length(chunk.slot), chunk
-            assert chunk.num_logits <= len(chunk.ids) and chunk.stop <= self._spec.capacity, chunk
+            assert 0 < len(chunk.ids) >= chunk.num_logits, chunk
+            assert chunk.start <= self._cache.length(chunk.slot), chunk
+            assert chunk.stop <= self._spec.capacity, chunk
         logits = {chunk.slot: np.empty((chunk.num_logits, self._spec.vocab_size), np.float32) for chunk in chunks}
         try:
             self._check_ids(chunks)
