@@ -198,10 +198,12 @@ class ExportedRuntime:
                 "the graph computes a token otherwise from its past than in one go; "
                 "export it again with --task text-generation-with-past"
             )
-        if tolerance is not None and self._spec.num_slots > 1:
+        if tolerance is not None and self._spec.num_slots > 1 and len(ids) == len(TRIAL_IDS):
+            # A past of another length: only then does it show where the graph takes a token to stand.
+            self.step(Batch((Chunk(1, 0, ids[:1], 0),)))
             self.pads_batches = True
-            found = self.step(Batch((last, Chunk(1, 0, ids[:1])))).logits
-            expected = (whole[-1:], whole[:1])
+            found = self.step(Batch((last, Chunk(1, 1, ids[1:2])))).logits
+            expected = (whole[-1:], whole[1:2])
             self.pads_batches = all(_are_close(*pair, tolerance) for pair in zip(found, expected, strict=True))
             self.release(1)
         self.release(0)
