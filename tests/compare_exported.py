@@ -58,7 +58,8 @@ class Comparison:
     def logits(self, case: Case, command: str, folder: Path) -> Array:
         out = self._folder / "logits.npy"
         self.reference(command, folder, case.ids, out)
-        return np.load(out).astype(np.float32)
+        logits: Array = np.load(out).astype(np.float32)
+        return logits
 
     def own_logits(self, case: Case) -> Array:
         """By way of the commands, as a user would."""
