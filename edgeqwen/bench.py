@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from edgeqwen.core.fit import weights_bytes
+from edgeqwen.core.fit import loaded_bytes, weights_bytes
 from edgeqwen.core.model import KVType
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
@@ -116,7 +116,7 @@ def bench(
         tokenize_tok_s=round(tokenizing_speed(package, clock), 1),
         load_s=round(load_s, 3),
         rss_bytes=rss_bytes,
-        weights_bytes=weights_bytes(manifest.spec, "int4" if manifest.quant == "hybrid" else manifest.quant),
+        weights_bytes=weights_bytes(manifest.spec, "int4") if manifest.quant == "hybrid" else loaded_bytes(manifest),
         memory_bytes_s=round(memory_bytes_s),
         cpu=" ".join(filter(None, [processor.name, processor.machine, *processor.features])),
         clock_mhz=frequency,

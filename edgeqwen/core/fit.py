@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from edgeqwen.core.model import KVType, ModelSpec, Quant
+from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant
+from edgeqwen.core.package import WEIGHTS
 
 BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 48, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
 """Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16 and keeps both."""
@@ -20,6 +21,13 @@ def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
     matrix = spec.vocab_size * spec.hidden_size
     output_bits = BITS_PER_WEIGHT[quant] if quant in {"fp32", "fp16"} else OUTPUT_BITS_PER_WEIGHT
     return int(spec.num_layer_weights * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
+
+
+def loaded_bytes(manifest: Manifest) -> int:
+    """The same of a package: what another tool has exported may hold matrices twice, and all of its file is loaded."""
+    if manifest.graph == "own":
+        return weights_bytes(manifest.spec, manifest.quant)
+    return manifest.sizes[WEIGHTS] * (3 if manifest.quant == "fp16" else 1)
 
 
 def kv_bytes(spec: ModelSpec, kv_type: KVType, num_tokens: int) -> int:

@@ -91,7 +91,7 @@ class ExportedRuntime:
         try:
             graph = ExportedGraph(session, cache, vocab_size=manifest.spec.vocab_size)
             runtime = cls(graph, cache=cache, manifest=manifest, options=options)
-            runtime._try_out(manifest.quant)
+            runtime._try_out(manifest.quant, may_pad=not options.is_single)
         except (ModelInvalid, RuntimeFailed) as error:
             raise ModelInvalid(f"{path}: {error.message}") from error
         forget_pages(package.path / WEIGHTS)
@@ -127,10 +127,13 @@ class ExportedRuntime:
         return self._cache.read(slot, start, stop)
 
     def expect_kv(self, slot: int, start: int, stop: int) -> None:
-        self._cache.expect(slot, stop)
+        with self._pauses.work():  # it uses the spare row, which a pause gives back
+            self._cache.expect(slot, stop)
 
     def write_kv(self, slot: int, start: int, data: KVData) -> None:
-        self._cache.write(slot, start, data)
+        with self._pauses.work():
+            self._cache.write(slot, start, data)
+            self._pauses.expect()
 
     def move(self, src: int, dst: int) -> None:
         self._cache.move(src, dst)
@@ -184,7 +187,7 @@ class ExportedRuntime:
         self._cache.give_back()
         trim_heap()
 
-    def _try_out(self, quant: Quant) -> None:
+    def _try_out(self, quant: Quant, *, may_pad: bool) -> None:
         """Warm up, see that the graph goes on from its past as it should, and whether it computes padded batches
         rightly. Raises `ModelInvalid` if it does not go on, `RuntimeFailed` if it does not run.
         """
@@ -198,7 +201,7 @@ class ExportedRuntime:
                 "the graph computes a token otherwise from its past than in one go; "
                 "export it again with --task text-generation-with-past"
             )
-        if tolerance is not None and self._spec.num_slots > 1 and len(ids) == len(TRIAL_IDS):
+        if may_pad and tolerance is not None and self._spec.num_slots > 1 and len(ids) == len(TRIAL_IDS):
             # A past of another length: only then does it show where the graph takes a token to stand.
             self.step(Batch((Chunk(1, 0, ids[:1], 0),)))
             self.pads_batches = True
