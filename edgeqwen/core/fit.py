@@ -8,8 +8,8 @@ from typing import Final
 from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant
 from edgeqwen.core.package import WEIGHTS
 
-BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 48, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
-"""Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16 and keeps both."""
+BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 32, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
+"""Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16."""
 OUTPUT_BITS_PER_WEIGHT: Final = 5.5  # of the output matrix in any but fp32; the embedding's pages come and go
 RUNTIME_BYTES: Final = 200 << 20  # libraries, activations, tokenizer
 KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "fp16": 2, "int8": 1}
@@ -24,10 +24,10 @@ def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
 
 
 def loaded_bytes(manifest: Manifest) -> int:
-    """The same of a package: what another tool has exported may hold matrices twice, and all of its file is loaded."""
+    """The same of a package: what another tool has exported may hold matrices twice, and onnxruntime widens fp16."""
     if manifest.graph == "own":
         return weights_bytes(manifest.spec, manifest.quant)
-    return manifest.sizes[WEIGHTS] * (3 if manifest.quant == "fp16" else 1)
+    return manifest.sizes[WEIGHTS] * (2 if manifest.quant == "fp16" else 1)
 
 
 def kv_bytes(spec: ModelSpec, kv_type: KVType, num_tokens: int) -> int:

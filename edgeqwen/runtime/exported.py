@@ -44,6 +44,7 @@ TOLERANCE: Final[dict[Quant, float]] = {"fp32": 1e-3, "fp16": 0.1, "int4": 0.1}
 activations by one scale for all rows.
 """
 
+MENDING: Final = "quantise the exported graph for this processor (`optimum-cli onnxruntime quantize`) and import that"
 TRIAL_IDS: Final = (1, 2, 3, 5)
 
 
@@ -83,7 +84,7 @@ class ExportedRuntime:
             )
         progress(0.1)
         keep_large_blocks_apart()
-        is_precise = choose_kernels(package.path / KERNEL_CHECK).is_precise
+        is_precise = choose_kernels(package.path / KERNEL_CHECK, mending=MENDING).is_precise
         settings = session_options(options.num_threads, is_precise=is_precise, affinities=options.affinities)
         session = open_session(path, settings)
         progress(0.8)
