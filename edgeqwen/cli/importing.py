@@ -68,10 +68,10 @@ def command(path: Path, *, as_json: bool, **given: Any) -> None:
     PATH may be a package too: it is remade for the processors of --target, with the same numbers. Of a folder that
     `optimum-cli export onnx` has written, or an .onnx file in it, the graph is taken as it is.
     """
+    checked_processor()  # what follows imports native libraries
     from edgeqwen.convert.sources import is_exported
     from edgeqwen.core.package import is_package
 
-    checked_processor()
     options = ImportOptions(**given)
     source = click.get_current_context().get_parameter_source("quant")
     quant = options.quant if source is click.core.ParameterSource.COMMANDLINE else None
