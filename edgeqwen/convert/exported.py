@@ -6,6 +6,7 @@ graph is changed but where its weights lie, so what it computes, and how fast, i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -47,8 +48,7 @@ def import_exported(path: Path, out: Path, *, name: str, trial: Trial, progress:
     graph_path = _graph_path(path)
     folder = _side_folder(graph_path)
     config = Fields(folder / "config.json", read_json(folder / "config.json"))
-    opened = OnnxFile(graph_path)
-    try:
+    with contextlib.closing(OnnxFile(graph_path)) as opened:
         layout = read_layout(graph_path, opened.model, config)
         check_against(graph_path, layout, config)
         side, spec = _read_model(folder, config, layout)
@@ -58,29 +58,30 @@ def import_exported(path: Path, out: Path, *, name: str, trial: Trial, progress:
             if layout.multiplies_integers:
                 write_kernel_check(package)
             write_side_files(package, side)
-            files = describe_files(package)
-            manifest = Manifest(
-                name=name,
-                spec=spec,
-                quant=layout.quant,
-                target="any",
-                weight_form="unsigned",
-                source=Source("optimum", folder.resolve().name),
-                builder_version=__version__,
-                sizes=files.sizes,
-                digests=files.digests,
-                kv_types=(layout.kv_type,),
-                notes=(*side.notes, _note(opened.model)),
-                graph="optimum",
-            )
+            source, notes = Source("optimum", folder.resolve().name), (*side.notes, _note(opened.model))
+            manifest = _described(package, layout, name=name, spec=spec, source=source, notes=notes)
             write_manifest(package, manifest)
             open_package(package)
             trial(package)
             publish(package, out)
-    finally:
-        opened.close()
     progress(1.0)
     return manifest
+
+
+def _described(package: Path, layout: Layout, **facts: Any) -> Manifest:
+    """The manifest of the files in `package`; `facts` are those of its members that neither says."""
+    files = describe_files(package)
+    return Manifest(
+        quant=layout.quant,
+        target="any",
+        weight_form="unsigned",
+        builder_version=__version__,
+        sizes=files.sizes,
+        digests=files.digests,
+        kv_types=(layout.kv_type,),
+        graph="optimum",
+        **facts,
+    )
 
 
 def _graph_path(path: Path) -> Path:
