@@ -6,12 +6,16 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgeqwen.cli.places import cache_folder, models_folder, socket_option, socket_to_connect_to, state_folder
 from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
+
+if TYPE_CHECKING:
+    from edgeqwen.config import Config
+    from edgeqwen.doctor.examination import Examination
 
 
 @click.command("doctor", short_help="Look at this machine, and at a package, for what is in the way.")
@@ -24,9 +28,17 @@ from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
 @click.option("--config", "config_path", type=click.Path(path_type=Path), metavar="FILE", help="As for serve.")
 @socket_option
 @click.option("--quick", is_flag=True, help="Without the short run that tells where the time goes.")
+@click.option("--time", "times", is_flag=True, help="Compare the installed runtimes, for ten seconds; auto goes by it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
-    package: str | None, *, config_path: Path | None, socket_path: str | None, quick: bool, as_json: bool, **flags: Any
+    package: str | None,
+    *,
+    config_path: Path | None,
+    socket_path: str | None,
+    quick: bool,
+    times: bool,
+    as_json: bool,
+    **flags: Any,
 ) -> int:
     """Say what processor, threads and memory `serve` would find here, who may ask at the socket and whether a daemon
     answers, check PACKAGE (a folder or a name; default: the only one installed), have it run for a few seconds, and
@@ -60,13 +72,40 @@ def command(
             kv=config.kv,
             cache_dir=cache_folder(config.service.cache_dir, os.environ, state_dir),
             socket_path=socket_to_connect_to(socket_path or config.socket.path or None),
+            configured_runtime=config.engine.runtime,
         )
     )
     if path is not None and not quick and not examination.exit_code:
         places = ("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus)
         examination = examination.with_trial(examination.trial_obstacle or run_trial(str(path), places))
+    if times:
+        examination = _timed(examination, config)
     click.echo(json.dumps(examination.to_dict()) if as_json else examination.to_text())
     return examination.exit_code
+
+
+def _timed(examination: Examination, config: Config) -> Examination:
+    """With the runtimes timed, and that kept; without, if a daemon is at work."""
+    from edgeqwen.core.package import is_package, open_package
+    from edgeqwen.core.speeds import speeds_path
+    from edgeqwen.doctor.runtimes import keep_timing, time_runtimes
+    from edgeqwen.doctor.sample import DEFAULT_SPEC
+    from edgeqwen.loading.choice import machine_of
+
+    if obstacle := examination.trial_obstacle:
+        return examination.with_trial(obstacle)
+    subject = examination.subject
+    path, manifest = subject.package_path, None
+    if path is not None and is_package(path):
+        manifest = open_package(path).manifest
+    timing = time_runtimes(
+        manifest.spec if manifest else DEFAULT_SPEC,
+        quant=manifest.quant if manifest else "int8",
+        flags=("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus),
+        torch_flags=("--torch-mode", config.torch.mode, "--torch-weights", config.torch.weights),
+    )
+    lost = keep_timing(speeds_path(subject.state_dir, machine_of(subject.threads)), timing)
+    return examination.with_timing(timing, *([lost] if lost else []))
 
 
 def _package_path(given: str) -> Path | None:

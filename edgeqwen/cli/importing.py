@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
 QUANTS = ("auto", "hybrid", "int8", "int4", "fp32")
 DEFAULT_QUANT = "int8"
-
-_QUANT_SUFFIX = re.compile(r"[-._](q\d\w*|iq\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +160,10 @@ def _chosen_quant(path: Path) -> Any:
 
 
 def default_name(source_name: str, quant: str) -> str:
-    """`SmolLM2-135M-Instruct.Q4_1.gguf` -> `smollm2-135m-instruct`; a quant but the default is added."""
-    stem = re.sub(r"\.(gguf|safetensors)$", "", source_name.rstrip("/").split("/")[-1], flags=re.IGNORECASE)
-    name = re.sub(r"[^a-z0-9._-]+", "-", _QUANT_SUFFIX.sub("", stem).lower()).strip("-.") or "model"
+    """The name of a package; a quant but the default is added."""
+    from edgeqwen.core.model import model_name
+
+    name = model_name(source_name)
     return name if quant == DEFAULT_QUANT else f"{name}-{quant}"
 
 

@@ -11,6 +11,9 @@ import click
 from edgeqwen.errors import ConfigInvalid
 from edgeqwen.protocol.address import SOCKET_VARIABLE, SYSTEM_SOCKET, default_socket, user_socket
 
+CODE_FOLDER = "torch-code"
+"""What torch compiled, in the cache folder."""
+
 SYSTEM_STATE = Path("/var/lib/edgeqwen")
 
 socket_option = click.option(

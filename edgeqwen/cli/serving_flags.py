@@ -21,6 +21,8 @@ SETTINGS: Final = {
     "socket_path": "socket.path",
     "http_listen": "http.listen",
     "runtime": "engine.runtime",
+    "torch_mode": "torch.mode",
+    "torch_weights": "torch.weights",
     "context": "kv.context",
     "slots": "kv.slots",
     "kv_type": "kv.type",
@@ -42,7 +44,15 @@ _OPTIONS: Final = (
         help=f"Default: $XDG_RUNTIME_DIR/edgeqwen.sock; root: {SYSTEM_SOCKET}.",
     ),
     click.option("--http", "http_listen", metavar="HOST:PORT", help="Speak HTTP on this TCP address too."),
-    click.option("--runtime", metavar="R", help="onnx (default) or fake:SCRIPT, scripted answers for tests."),
+    click.option(
+        "--runtime",
+        metavar="R",
+        help="onnx (default), torch, ipex, auto, or fake:SCRIPT, scripted answers for tests.",
+    ),
+    click.option("--torch-mode", metavar="MODE", help="eager (default) or compile."),
+    click.option(
+        "--torch-weights", metavar="TYPE", help="fp32, bf16, int8, woq8 (8-bit weights alone) or auto (default)."
+    ),
     click.option(
         "--context", type=int, metavar="N", help="Tokens of one conversation. Default: the model's, up to 8192."
     ),

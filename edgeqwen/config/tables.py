@@ -11,8 +11,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 MAX_DEFAULT_CONTEXT = 8192
-KV_TYPES = ("auto", "fp32", "int8")
+KV_TYPES = ("auto", "fp32", "int8", "bf16")
+TORCH_MODES = ("eager", "compile")
+TORCH_WEIGHTS = ("auto", "fp32", "bf16", "int8", "woq8")
 LOG_LEVELS = ("info", "warning", "error")
+ONEDNN_ISAS = (
+    "auto",
+    "sse41",
+    "avx",
+    "avx2",
+    "avx2_vnni",
+    "avx2_vnni_2",
+    "avx512_core",
+    "avx512_core_vnni",
+    "avx512_core_bf16",
+    "avx512_core_fp16",
+    "avx512_core_amx",
+    "avx512_core_amx_fp16",
+)
 METRICS_READERS = ("admin", "all")
 LOG_FORMATS = ("auto", "journal", "text", "json")
 
@@ -139,7 +155,9 @@ class SessionsTable:
 
 @dataclass(frozen=True, slots=True)
 class EngineTable:
-    """`runtime` is `onnx` or `fake:SCRIPT` (scripted answers, for tests).
+    """`runtime` is `onnx`, which serves packages; `torch` or `ipex`, which serve checkpoints and packages whose
+    checkpoint is still there; `auto`, whichever of these was found to be fastest here; or `fake:SCRIPT` (scripted
+    answers, for tests).
 
     `speculation` guesses tokens ahead where an answer repeats what stands before it. `deterministic` keeps to one graph
     and no guessing, for quantisations whose last bits depend on the number of rows.
@@ -148,6 +166,19 @@ class EngineTable:
     runtime: str = _key("onnx")
     speculation: bool = _key(True)
     deterministic: bool = _key(False)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchTable:
+    """Of the runtimes torch and ipex. `mode` `compile` has a C++ compiler fuse what stands between the products; the
+    code is kept in `service.cache_dir`. `weights` are matrices in fp32 or bf16, `int8` (so is what they multiply), or
+    `woq8` (8-bit weights alone); `auto` is bf16 where the processor computes in it, else fp32. `max_isa` keeps oneDNN
+    to older instruction sets, by its own names (`avx2`, `avx512_core`, `avx512_core_amx`, ...).
+    """
+
+    mode: str = _key("eager", options=TORCH_MODES)
+    weights: str = _key("auto", options=TORCH_WEIGHTS)
+    max_isa: str = _key("auto", options=ONEDNN_ISAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +213,7 @@ class Config:
     limits: LimitsTable = field(default_factory=LimitsTable)
     sessions: SessionsTable = field(default_factory=SessionsTable)
     engine: EngineTable = field(default_factory=EngineTable)
+    torch: TorchTable = field(default_factory=TorchTable)
     service: ServiceTable = field(default_factory=ServiceTable)
 
 

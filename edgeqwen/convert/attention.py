@@ -15,8 +15,8 @@ import numpy as np
 from edgeqwen.convert.checkpoint import Checkpoint, Float32Array, layer_prefix
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.linear import Linears, Product, scaled
-from edgeqwen.convert.rope import rotary_tables
 from edgeqwen.core.model import KV_KINDS, ModelSpec
+from edgeqwen.core.rope import rotary_tables
 
 NO_INPUT: Final = ""
 

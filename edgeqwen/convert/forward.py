@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, StepName, layer_prefix
-from edgeqwen.convert.rope import rotary_tables
 from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.rope import rotary_tables
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def open_gguf(path: Path, source: Source | None = None) -> GgufCheckpoint:
             spec=with_tokens(path, spec, text),
             stored=stored,
             side_files=text.side_files,
-            source=source or Source("gguf", path.name),
+            source=source or Source("gguf", path.name, path=str(path.resolve())),
         )
     except BaseException:
         file.close()

@@ -54,7 +54,7 @@ def open_safetensors(folder: Path, source: Source | None = None) -> SafetensorsC
             spec=spec,
             stored=stored,
             side_files=text.side_files,
-            source=source or Source("safetensors", folder.name),
+            source=source or Source("safetensors", folder.name, path=str(folder.resolve())),
         )
     except BaseException:
         for file in files:

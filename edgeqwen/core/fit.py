@@ -12,7 +12,7 @@ BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 32, "int8": 8.
 """Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16."""
 OUTPUT_BITS_PER_WEIGHT: Final = 5.5  # of the output matrix in any but fp32; the embedding's pages come and go
 RUNTIME_BYTES: Final = 200 << 20  # libraries, activations, tokenizer
-KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "fp16": 2, "int8": 1}
+KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1, "bf16": 2, "fp16": 2}
 SHARE: Final = 0.5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -9,8 +10,10 @@ import msgspec
 Family = Literal["qwen3", "qwen2", "llama"]
 Quant = Literal["fp32", "fp16", "int8", "int4", "hybrid"]
 """Form of the weights; `fp16` is only in graphs that another tool has exported."""
-KVType = Literal["fp32", "fp16", "int8"]
-"""Type of the cache; `fp16` is only in graphs that another tool has exported."""
+
+KVType = Literal["fp32", "int8", "bf16", "fp16"]
+"""Types of keys and values in the cache; `bf16` is of the torch runtime alone, `fp16` of exported graphs."""
+
 Graph = Literal["own", "optimum"]
 """Who has made a package's graph: this project, or optimum's exporter (then there is one graph, used as it is)."""
 
@@ -24,6 +27,14 @@ Stage = Literal["decode", "prefill"]
 WeightForm = Literal["signed", "unsigned"]
 
 FORMAT_VERSION = 2
+
+_QUANT_SUFFIX = re.compile(r"[-._](q\d\w*|iq\d\w*|f16|f32|bf16|fp16|fp32)$", re.IGNORECASE)
+
+
+def model_name(source_name: str) -> str:
+    """What a model is called by default: `SmolLM2-135M-Instruct.Q4_1.gguf` -> `smollm2-135m-instruct`."""
+    stem = re.sub(r"\.(gguf|safetensors)$", "", source_name.rstrip("/").split("/")[-1], flags=re.IGNORECASE)
+    return re.sub(r"[^a-z0-9._-]+", "-", _QUANT_SUFFIX.sub("", stem).lower()).strip("-.") or "model"
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,11 +85,14 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file."""
+    """Where a package came from. `revision` is the hub's commit, pinned; empty for a local file, whose `path` is where
+    it lay when it was imported.
+    """
 
     kind: Literal["hub", "modelscope", "safetensors", "gguf", "package", "optimum"]
     id: str
     revision: str = ""
+    path: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

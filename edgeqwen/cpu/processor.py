@@ -30,6 +30,9 @@ TELLING_FLAGS: Final = (
 )
 """Flags by which libraries choose their kernels. Others come and go with microcode and mitigations."""
 
+BF16_FLAGS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Any of them: products of bf16 in hardware, on x86 and (the last) on ARM."""
+
 IDENTITY_FIELDS: Final = (
     *("vendor_id", "cpu family", "model", "model name", "stepping"),
     *("cpu implementer", "cpu architecture", "cpu variant", "cpu part", "cpu revision"),
@@ -63,6 +66,11 @@ class Processor:
     @property
     def is_arm(self) -> bool:
         return self.machine in {"aarch64", "arm64"}
+
+    @property
+    def computes_bf16(self) -> bool:
+        """Whether it multiplies bf16 in hardware."""
+        return bool(self.flags & BF16_FLAGS)
 
     @property
     def is_virtual(self) -> bool:

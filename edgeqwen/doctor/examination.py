@@ -17,6 +17,7 @@ from edgeqwen.doctor.memory import memory_findings
 from edgeqwen.doctor.package import PackageReport, examine_package, quant_findings
 from edgeqwen.doctor.power import power_findings
 from edgeqwen.doctor.processor import processor_findings, quant_notes
+from edgeqwen.doctor.runtimes import Timing, installed_runtimes, runtime_findings, timing_findings
 from edgeqwen.doctor.sandbox import Sandbox, disk_findings, read_sandbox, sandbox_findings
 from edgeqwen.doctor.trial import Trial, trial_findings, trial_obstacle
 
@@ -38,6 +39,7 @@ class Subject:
     kv: KvTable = field(default_factory=KvTable)
     cache_dir: Path | None = None
     socket_path: Path | None = None
+    configured_runtime: str = "onnx"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,13 @@ class Examination:
     sandbox: Sandbox
     socket: SocketReport | None = None
     trial: Trial | None = None
+    runtimes: Mapping[str, str | None] = field(default_factory=dict)
+    timing: Timing | None = None
+
+    def with_timing(self, timing: Timing, *findings: Finding) -> Examination:
+        """And how fast the runtimes are here."""
+        found = timing_findings(timing, self.subject.configured_runtime)
+        return replace(self, timing=timing, findings=(*self.findings, *findings, *found))
 
     def with_trial(self, trial: Trial | Finding) -> Examination:
         """And what a run has shown."""
@@ -105,6 +114,8 @@ class Examination:
             "sandbox": self.sandbox.to_dict(),
             "socket": self.socket.to_dict() if self.socket else None,
             "trial": self.trial.to_dict() if self.trial else None,
+            "runtimes": dict(self.runtimes),
+            "timing": self.timing.to_dict() if self.timing else None,
             "findings": [asdict(finding) for finding in self.findings],
         }
 
@@ -133,6 +144,7 @@ class Examination:
         if self.trial is not None:
             for number, line in enumerate(self.trial.lines()):
                 yield _line("" if number else "a run", line)
+        yield from self._runtime_lines()
         state = f"{self.subject.state_dir} (this machine is {self.fingerprint})"
         yield _line("profile", f"none in {state}" if not self.profile else f"in {state}")
         for name, content in self.profile.items():
@@ -141,6 +153,12 @@ class Examination:
             yield _line(
                 "", "(a file that you remove is measured again at the next start, best while nothing else runs)"
             )
+
+    def _runtime_lines(self) -> Iterator[str]:
+        versions = [f"{name} {version or '(not installed)'}" for name, version in self.runtimes.items()]
+        yield _line("runtimes", ", ".join(versions))
+        for line in self.timing.lines() if self.timing else ():
+            yield _line("", line)
 
     def _package_lines(self) -> Iterator[str]:
         if self.package is None:
@@ -174,8 +192,10 @@ def examine(subject: Subject, root: Path = Path("/")) -> Examination:
     digest = fingerprint(
         subject.processor, thread_counts=subject.threads.counts, runtime_version=subject.runtime_version
     )
+    runtimes = installed_runtimes()
     return Examination(
         subject=subject,
+        runtimes=runtimes,
         clock_mhz=clock_mhz(root),
         memory=memory,
         fingerprint=digest,
@@ -185,6 +205,7 @@ def examine(subject: Subject, root: Path = Path("/")) -> Examination:
         socket=socket,
         findings=(
             *processor_findings(subject.processor),
+            *runtime_findings(subject.processor, runtimes),
             *(package.findings if package else quant_findings(memory)),
             *thread_findings(subject.threads),
             *power_findings(root, subject.threads.decode.cpus or subject.threads.usable),

@@ -24,8 +24,8 @@ MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 MADV_POPULATE_WRITE: Final = 23  # asm-generic/mman-common.h
 
 
-Element: TypeAlias = type[np.float32] | type[np.float16] | type[np.int8]
-"""Type of what a cache is made of."""
+CacheType: TypeAlias = type[np.float32] | type[np.float16] | type[np.int8] | type[np.uint16]
+"""numpy has no bf16: its 16 bits are taken for a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ArenaShape:
     num_heads: int
     capacity: int
     head_dim: int
-    dtype: Element = np.float32
+    dtype: CacheType = np.float32
 
     @property
     def slot_bytes(self) -> int:
@@ -98,7 +98,7 @@ class Arena:
         self._map.close()
 
 
-def mapped_array(shape: tuple[int, ...], dtype: Element) -> NDArray[Any]:
+def mapped_array(shape: tuple[int, ...], dtype: CacheType) -> NDArray[Any]:
     """An array of zeros with a mapping of its own, which is gone with the last reference to the array.
 
     The heap keeps what is freed inside it; blocks of a cache come and go by the hundred, each some megabytes.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeqwen.core.model import KV_KINDS, KVType, ModelSpec
 from edgeqwen.core.step import KVData
-from edgeqwen.runtime.arena import Arena, ArenaShape, Element, mapped_array
+from edgeqwen.runtime.arena import Arena, ArenaShape, CacheType, mapped_array
 
-DTYPES: Final[dict[KVType, Element]] = {"fp32": np.float32, "int8": np.int8}
+DTYPES: Final[dict[KVType, CacheType]] = {"fp32": np.float32, "int8": np.int8, "bf16": np.uint16}
 
 
 class Cache:
@@ -28,6 +29,13 @@ class Cache:
     def of_capacity(self, num_tokens: int) -> Cache:
         """Another cache of the same model and type, of one slot."""
         return Cache(self._spec, self._kv_type, num_slots=1, capacity=num_tokens)
+
+    def views(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """The memory of each layer's keys and values: `[slots, kv_heads, capacity, head_dim]`."""
+        return [
+            (self._arenas[f"{layer}.key"].view, self._arenas[f"{layer}.value"].view)
+            for layer in range(self._spec.num_layers)
+        ]
 
     def bind(self, io: Any, first: int, num_slots: int) -> None:
         """Bind `num_slots` slots from `first` on as past and present: the same memory, so nothing is copied."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from edgeqwen.core.model import KV_KINDS, KVType, ModelSpec
 from edgeqwen.core.step import Chunk, KVData
-from edgeqwen.runtime.arena import Arena, ArenaShape, Element, mapped_array
+from edgeqwen.runtime.arena import Arena, ArenaShape, CacheType, mapped_array
 
-ELEMENTS: Final[dict[KVType, Element]] = {"fp32": np.float32, "fp16": np.float16}
+ELEMENTS: Final[dict[KVType, CacheType]] = {"fp32": np.float32, "fp16": np.float16}
 ROOM: Final = 64
 """Tokens that a row which is copied into gets room for beyond what it needs now."""
 
@@ -183,7 +183,7 @@ class DenseCache:
         return flat[: self.num_heads * stride * self.head_dim].reshape(self.num_heads, stride, self.head_dim)
 
 
-def _buffer(kept: dict[str, NDArray[Any]], name: str, shape: tuple[int, ...], element: Element) -> NDArray[Any]:
+def _buffer(kept: dict[str, NDArray[Any]], name: str, shape: tuple[int, ...], element: CacheType) -> NDArray[Any]:
     """Memory of a shape, the same from step to step as long as it is large enough."""
     size = int(np.prod(shape))
     if name not in kept or kept[name].size < size:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from edgeqwen.errors import ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeF
 from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
 from edgeqwen.runtime.pauses import Pauses
-from edgeqwen.runtime.profile import measure, read_profile, write_profile
+from edgeqwen.runtime.profile import kept_profile
 from edgeqwen.runtime.session import (
     attention_settings,
     has_shape,
@@ -44,7 +43,6 @@ MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
 DEFAULT_PREFILL_ROWS: Final = 12
-STEPS_MEASURED: Final = 40  # about
 PAUSE_S: Final = 3.0
 """Longer than a client that goes on at once needs for its next request."""
 
@@ -129,6 +127,8 @@ class OnnxRuntime:
         manifest = package.manifest
         kernels = choose_kernels(package.path / KERNEL_CHECK)
         kv_type = options.kv_type or _default_kv_type(package, kernels)
+        if kv_type == "bf16":
+            raise ConfigInvalid("kv.type: bf16 is for the torch runtime; take auto, or --runtime torch")
         if kv_type not in manifest.kv_types:
             raise ConfigInvalid(
                 f"kv.type: {package.path} has no {kv_type} cache (its scales come from calibration); import it again "
@@ -217,21 +217,15 @@ class OnnxRuntime:
         return self._logits[:rows]
 
     def _fit_to_machine(self, path: Path, progress: Callable[[float], None]) -> None:
-        """Take what this machine is known to need from its profile, which is measured where there is none. That takes
-        a minute on a slow machine, so each step is told as progress.
-        """
-        profile = read_profile(path)
-        if profile is None:
-            has_prefill = self._prefill is not self._decode
-            fractions = (0.9 + 0.1 * number / (number + STEPS_MEASURED) for number in count(1))
-
-            def time_step(stage: Stage, chunk: Chunk) -> float:
-                progress(next(fractions))
-                return self._time_step(stage, chunk)
-
-            profile = measure(time_step, has_prefill=has_prefill, capacity=self._spec.capacity)
-            self.release(0)
-            write_profile(path, profile)
+        """Take what this machine is known to need from its profile, which is measured where there is none."""
+        profile = kept_profile(
+            path,
+            self._time_step,
+            has_prefill=self._prefill is not self._decode,
+            capacity=self._spec.capacity,
+            progress=progress,
+        )
+        self.release(0)
         self._prefill_rows = profile.prefill_rows
         self._spec = dataclasses.replace(self._spec, row_costs=profile.row_costs)
 

@@ -28,6 +28,7 @@ REMEASURES: Final = 2
 FALL: Final = 0.75
 VERSION: Final = 2
 NEVER: Final = 1 << 30
+STEPS_MEASURED: Final = 40  # about
 
 
 class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +92,31 @@ def out_of_order(took: Mapping[int, float]) -> tuple[int, ...]:
     """
     pairs = [(less, more) for less, more in itertools.combinations(took, 2) if took[more] < FALL * took[less]]
     return tuple(sorted({rows for pair in pairs for rows in pair}))
+
+
+def kept_profile(
+    path: Path,
+    time_step: StepTimer,
+    *,
+    has_prefill: bool,
+    capacity: int,
+    progress: Callable[[float], None],
+) -> MachineProfile:
+    """The profile at `path`, measured and kept there if there is none. That takes a minute on a slow machine, so each
+    step is told as progress, between 0.9 and 1.
+    """
+    profile = read_profile(path)
+    if profile is not None:
+        return profile
+    fractions = (0.9 + 0.1 * number / (number + STEPS_MEASURED) for number in itertools.count(1))
+
+    def told(stage: Stage, chunk: Chunk) -> float:
+        progress(next(fractions))
+        return time_step(stage, chunk)
+
+    profile = measure(told, has_prefill=has_prefill, capacity=capacity)
+    write_profile(path, profile)
+    return profile
 
 
 def profile_path(folder: Path, fingerprint: str, manifest: Manifest, kv_type: KVType) -> Path:

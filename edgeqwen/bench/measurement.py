@@ -1,4 +1,4 @@
-"""Speed of a package on this machine, measured on the runtime itself: no scheduler, no text, no socket.
+"""Speed of a model on this machine, measured on the runtime itself: no scheduler, no text, no socket.
 
 Prefill: `num_prompt` random tokens into an empty slot, in chunks of the runtime's size. Decode: one token a step for
 each of `num_streams` sequences that hold that prompt. Each is the median of `NUM_REPEATS` runs after one that is not
@@ -14,35 +14,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from edgeqwen.core.fit import loaded_bytes, weights_bytes
-from edgeqwen.core.model import KVType
-from edgeqwen.core.package import Package, open_package
+from edgeqwen.bench.subject import BenchOptions, load_subject
 from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, clock_mhz, placed
-from edgeqwen.errors import BadRequest
 from edgeqwen.metrics import resident_bytes
 
 if TYPE_CHECKING:
-    from edgeqwen.runtime.packages import PackageRuntime
+    from edgeqwen.text import Tokenizer
 
 NUM_REPEATS: Final = 3
 COPIED_BYTES: Final = 64 << 20
 TEXT: Final = "It was a bright cold day in April, and 13 clocks struck; nobody had wound them up. " * 100
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """Tokens of a prompt, tokens generated after it, and by how many at once."""
-
-    num_prompt: int = 128
-    num_decode: int = 64
-    num_streams: int = 1
-    kv_type: KVType | Literal["auto"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +48,7 @@ class BenchReport:
     """
 
     model: str
+    runtime: str
     quant: str
     weight_form: str
     kv: str
@@ -87,24 +75,23 @@ class BenchReport:
 def bench(
     path: Path, options: BenchOptions, *, processor: Processor, threads: ThreadPlan, clock: Clock = time.perf_counter
 ) -> BenchReport:
-    """Load the package at `path` and measure; raises what loading raises."""
-    package = open_package(path)
+    """Load the package (or with torch the checkpoint) at `path` and measure; raises what loading raises."""
     began_at = clock()
-    runtime = _load(package, options, threads)
+    subject = load_subject(path, options, processor=processor, threads=threads)
     load_s = clock() - began_at
     try:
         with placed(threads.decode.calling_cpus):  # as the daemon's engine thread is
-            speeds = measure(runtime, options, clock)
+            speeds = measure(subject.runtime, options, clock)
         rss_bytes, frequency = resident_bytes(), clock_mhz()
         memory_bytes_s = copying_speed(threads.decode.num_threads, clock)
     finally:
-        runtime.close()
-    manifest = package.manifest
+        subject.runtime.close()
     return BenchReport(
-        model=manifest.name,
-        quant=manifest.quant,
-        weight_form=manifest.weight_form,
-        kv=runtime.kv_type,
+        model=subject.name,
+        runtime=options.runtime,
+        quant=subject.quant,
+        weight_form=subject.weight_form,
+        kv=subject.kv_type,
         threads=threads.decode.num_threads,
         prefill_threads=threads.prefill.num_threads,
         cpus=threads.to_dict()["cpus"],
@@ -113,21 +100,18 @@ def bench(
         streams=options.num_streams,
         prefill_tok_s=round(speeds.prefill_tok_s, 1),
         decode_tok_s=round(speeds.decode_tok_s, 1),
-        tokenize_tok_s=round(tokenizing_speed(package, clock), 1),
+        tokenize_tok_s=round(tokenizing_speed(subject.make_tokenizer(), clock), 1),
         load_s=round(load_s, 3),
         rss_bytes=rss_bytes,
-        weights_bytes=weights_bytes(manifest.spec, "int4") if manifest.quant == "hybrid" else loaded_bytes(manifest),
+        weights_bytes=subject.weights_bytes,
         memory_bytes_s=round(memory_bytes_s),
         cpu=" ".join(filter(None, [processor.name, processor.machine, *processor.features])),
         clock_mhz=frequency,
     )
 
 
-def tokenizing_speed(package: Package, clock: Clock) -> float:
+def tokenizing_speed(tokenizer: Tokenizer, clock: Clock) -> float:
     """Tokens a second that a text becomes."""
-    from edgeqwen.text import Tokenizer
-
-    tokenizer = Tokenizer.from_file(package.tokenizer_path)
     tokenizer.encode(TEXT, special=False)
     began_at = clock()
     count = len(tokenizer.encode(TEXT, special=False))
@@ -145,18 +129,6 @@ def copying_speed(num_threads: int, clock: Clock) -> float:
                 future.result()
             best_s = min(best_s, clock() - began_at)
     return 2 * COPIED_BYTES * num_threads / best_s
-
-
-def _load(package: Package, options: BenchOptions, threads: ThreadPlan) -> PackageRuntime:
-    from edgeqwen.runtime.onnx import OnnxOptions
-    from edgeqwen.runtime.packages import load_package
-
-    needed, most = options.num_prompt + options.num_decode, package.manifest.spec.max_position
-    if needed > most:
-        raise BadRequest(f"--prompt and --decode need {needed} tokens of context, the model has {most}")
-    kv_type = None if options.kv_type == "auto" else options.kv_type
-    wanted = OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=needed, kv_type=kv_type)
-    return load_package(package, wanted)
 
 
 def measure(runtime: Runtime, options: BenchOptions, clock: Clock) -> Speeds:

@@ -9,11 +9,14 @@ between the two wavelengths that its factors name.
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import Float32Array
 from edgeqwen.core.model import ModelSpec, RopeScaling
+
+Float32Array: TypeAlias = NDArray[np.float32]
 
 
 def inverse_frequencies(spec: ModelSpec) -> Float32Array:
@@ -27,9 +30,9 @@ def inverse_frequencies(spec: ModelSpec) -> Float32Array:
     return _llama3(inverse, spec.rope_scaling)
 
 
-def rotary_tables(spec: ModelSpec) -> tuple[Float32Array, Float32Array]:
-    """(cosines, sines) for every position that the model knows."""
-    positions = np.arange(spec.max_position, dtype=np.float32)
+def rotary_tables(spec: ModelSpec, num_positions: int = 0) -> tuple[Float32Array, Float32Array]:
+    """(cosines, sines) for the first `num_positions` positions; 0: for every position that the model knows."""
+    positions = np.arange(num_positions or spec.max_position, dtype=np.float32)
     angles = positions[:, None] * inverse_frequencies(spec)[None, :]
     return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 

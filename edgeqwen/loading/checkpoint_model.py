@@ -1,0 +1,181 @@
+"""A checkpoint with torch: a safetensors folder, a GGUF file, or what a package was made of.
+
+What concerns text is read at once; torch and the weights come on the engine thread, since the threads that compute
+belong to the one that starts them. The tokenizer's file is kept in the cache directory: it may be made of a GGUF file,
+and is read again after sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from edgeqwen.core.model import model_name
+from edgeqwen.core.package import is_package, listed_eos, open_package
+from edgeqwen.core.state import writable_folder
+from edgeqwen.core.step import Runtime
+from edgeqwen.cpu import Processor, fingerprint, place_calling_thread, read_processor
+from edgeqwen.engine.settings import ModelFiles
+from edgeqwen.errors import ConfigInvalid, ModelReplaced
+from edgeqwen.loading.options import DaemonOptions, Model, chat_template, check_context
+from edgeqwen.runtime.torch.options import TorchOptions, WeightType, installed_version
+from edgeqwen.text import Tokenizer
+
+if TYPE_CHECKING:
+    from edgeqwen.convert.checkpoint import Checkpoint
+
+TEXT_FOLDER: Final = "checkpoints"
+CODE_FOLDER: Final = "torch-code"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A checkpoint on disk. `identity` changes when its files do."""
+
+    path: Path
+    name: str
+    identity: str
+
+
+def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
+    """`runtime` is `torch` or `ipex`. Raises `ConfigInvalid` if that is not installed, and what reading the checkpoint
+    raises.
+    """
+    check_installed(runtime)
+    origin = find_origin(options.package_path)
+    from edgeqwen.convert.sources import open_checkpoint
+
+    checkpoint = open_checkpoint(origin.path)
+    try:
+        check_context(options.config.kv, checkpoint.spec.max_position)
+        files = _model_files(checkpoint, origin, options)
+    finally:
+        checkpoint.close()
+
+    def runtime_factory(progress: Callable[[float], None]) -> Runtime:
+        if find_origin(options.package_path) != origin:
+            raise ModelReplaced(f"{origin.path}: has changed; the daemon ends, and serves it from its next start on")
+        wanted = torch_options(options, origin, max_position=checkpoint.spec.max_position, runtime=runtime)
+        made = load_checkpoint(origin, wanted, runtime, progress)
+        place_calling_thread(options.threads.decode.calling_cpus)
+        return made
+
+    return Model(files, runtime_factory)
+
+
+def check_installed(runtime: str) -> None:
+    """Raise `ConfigInvalid` if what `runtime` needs is not installed."""
+    if installed_version("torch") is None:
+        raise ConfigInvalid(
+            "engine.runtime: torch is not installed: `pip install torch` beside edgeqwen (its build for CPUs will do), "
+            "or take --runtime onnx"
+        )
+
+
+def find_origin(path: Path) -> Origin:
+    """The checkpoint at `path`, or that of the package there. Raises `ModelMissing`."""
+    if not is_package(path):
+        return Origin(path, model_name(path.name), checkpoint_identity(path))
+    from edgeqwen.convert.hub import HubSettings
+    from edgeqwen.convert.origin import find_checkpoint
+
+    manifest = open_package(path).manifest
+    found = find_checkpoint(path, manifest.source, HubSettings.from_environment(os.environ))
+    return Origin(found, manifest.name, checkpoint_identity(found))
+
+
+def checkpoint_identity(path: Path) -> str:
+    """Names, sizes and times of the files that a model is read from: what it is made of, without reading it all."""
+    files = [path] if path.is_file() else sorted(path.iterdir()) if path.is_dir() else []
+    facts = []
+    for file in files:
+        if file.suffix in {".json", ".safetensors", ".gguf", ".jinja"}:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                facts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+
+
+def load_checkpoint(origin: Origin, wanted: TorchOptions, runtime: str, progress: Callable[[float], None]) -> Runtime:
+    """The runtime, measured and warm; to be called on the thread that will run it."""
+    from edgeqwen.convert.sources import open_checkpoint
+    from edgeqwen.runtime.torch.library import load_torch
+
+    assert runtime == "torch"
+    checkpoint = open_checkpoint(origin.path)
+    try:
+        return load_torch(spread_out(checkpoint, wanted.weights), wanted, progress)
+    finally:
+        checkpoint.close()
+
+
+def spread_out(checkpoint: Checkpoint, weights: WeightType) -> Checkpoint:
+    """What the weights are made of: where activations are rounded too, a copy of the model without outliers."""
+    if weights != "int8":
+        return checkpoint
+    from edgeqwen.convert.rotation import RotatedCheckpoint
+
+    return RotatedCheckpoint(checkpoint)
+
+
+def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, runtime: str) -> TorchOptions:
+    """What the configuration asks of torch, for this processor."""
+    processor, kv, given = read_processor(), options.config.kv, options.config.torch
+    version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights}"
+    machine = fingerprint(processor, thread_counts=options.threads.counts, runtime_version=version)
+    state = writable_folder(options.state_dir)
+    return TorchOptions(
+        num_slots=kv.slots,
+        capacity=kv.context_of(max_position),
+        threads=options.threads,
+        mode=cast(Any, given.mode),
+        weights=chosen_weights(given.weights, processor),
+        computes_bf16=processor.computes_bf16 and given.weights != "fp32",
+        max_isa=given.max_isa,
+        kv_type=None if kv.type == "auto" else cast(Any, kv.type),
+        identity=origin.identity,
+        code_dir=options.cache_dir / CODE_FOLDER,
+        profile_path=state and state / f"{machine}-{origin.identity}.json",
+    )
+
+
+def chosen_weights(configured: str, processor: Processor) -> WeightType:
+    """`auto` is bf16 where the processor computes in it, else fp32."""
+    if configured == "auto":
+        return "bf16" if processor.computes_bf16 else "fp32"
+    return cast(WeightType, configured)
+
+
+def _model_files(checkpoint: Checkpoint, origin: Origin, options: DaemonOptions) -> ModelFiles:
+    spec, side = checkpoint.spec, checkpoint.side_files
+    eos = [*spec.eos_token_ids, *listed_eos(side.generation_config)]
+    return ModelFiles(
+        name=origin.name,
+        quant=chosen_weights(options.config.torch.weights, read_processor()),
+        tokenizer=_tokenizer(side.tokenizer_json, options.cache_dir / TEXT_FOLDER / f"{origin.identity}.json"),
+        template=chat_template(side.chat_template or None),
+        generation_defaults=side.generation_config,
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        pooling=side.pooling,
+    )
+
+
+def _tokenizer(content: bytes, path: Path) -> Tokenizer:
+    """From a file, if it can be kept: that can be read again, and need not stay in memory."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.is_file() or path.read_bytes() != content:
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            beside.write_bytes(content)
+            beside.replace(path)
+    except OSError as error:
+        log.warning("%s: %s: the tokenizer stays in memory", path.parent, error.strerror)
+        return Tokenizer.from_bytes(content)
+    return Tokenizer.from_file(path)

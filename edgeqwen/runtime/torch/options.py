@@ -1,0 +1,45 @@
+"""What the torch runtime is asked for. Imports nothing of torch: whoever decides on it may not have it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from edgeqwen.core.model import KVType
+from edgeqwen.cpu import ThreadPlan
+
+Mode: TypeAlias = Literal["eager", "compile"]
+WeightType: TypeAlias = Literal["fp32", "bf16", "int8", "woq8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchOptions:
+    """`capacity` is the tokens that a slot holds. `computes_bf16`: what stands between the products is bf16 (with
+    weights in bf16 it is so anyway), else fp32. `kv_type` None: as what is computed in. `max_isa` is a name of
+    oneDNN's, or `auto`.
+
+    `identity` names the checkpoint, for what is kept of keys and values. `code_dir` is where compiled code is kept.
+    `profile_path`: where what is measured of this machine is kept; None: nothing is measured.
+    """
+
+    threads: ThreadPlan
+    num_slots: int = 8
+    capacity: int = 4096
+    mode: Mode = "eager"
+    weights: WeightType = "fp32"
+    computes_bf16: bool = False
+    max_isa: str = "auto"
+    kv_type: KVType | None = None
+    identity: str = ""
+    code_dir: Path | None = None
+    profile_path: Path | None = None
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, which is not imported for it; None if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
