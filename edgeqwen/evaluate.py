@@ -26,7 +26,8 @@ from edgeqwen.core.model import KVType, Stage
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Batch, Chunk, Runtime
 from edgeqwen.errors import BadRequest, CannotWrite, ModelInvalid, ModelMissing
-from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.runtime.onnx import OnnxOptions
+from edgeqwen.runtime.packages import load_package
 from edgeqwen.text import Tokenizer
 
 WINDOW: Final = 1024
@@ -110,7 +111,7 @@ def evaluate(
         raise BadRequest(f"{text_path}: the text is too short, it needs at least two tokens", field="text")
     runtimes = [_load(package, num_threads, kv_type=kv_type, stage=stage)]
     if reference:
-        runtimes.append(_load(reference, num_threads, kv_type="fp32"))
+        runtimes.append(_load(reference, num_threads, kv_type=_exact_kv_type(reference)))
     try:
         samples = _measure_all(runtimes, ids, progress)
     finally:
@@ -159,7 +160,7 @@ def _load(
     capacity: int = WINDOW,
     kv_type: KVType | None = None,
     stage: Stage = "decode",
-) -> OnnxRuntime:
+) -> Runtime:
     capacity = min(capacity, package.manifest.spec.max_position)
     options = OnnxOptions(
         num_slots=1,
@@ -169,7 +170,13 @@ def _load(
         is_single=stage == "decode",
         prefill_rows=1,
     )
-    return OnnxRuntime.load(package, options)
+    return load_package(package, options)
+
+
+def _exact_kv_type(package: Package) -> KVType:
+    """The most exact cache that a package has."""
+    kv_types = package.manifest.kv_types
+    return "fp32" if "fp32" in kv_types else kv_types[0]
 
 
 def _chunks(runtime: Runtime, ids: Sequence[int]) -> Iterator[tuple[int, NDArray[np.float32]]]:

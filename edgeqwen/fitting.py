@@ -58,7 +58,7 @@ def better_target(package: Package, processor: Processor) -> Target | None:
     from edgeqwen.runtime.kernel_check import examine
 
     path = package.path / KERNEL_CHECK
-    if not path.exists():
+    if not path.exists() or package.manifest.graph != "own":  # what another tool has made can't be remade
         return None
     findings = examine(path)
     if RowKernel("signed") in findings.wrong:

@@ -19,13 +19,14 @@ from edgeqwen.core.model import KVType
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Batch, Chunk
 from edgeqwen.runtime.kernel_check import examine
-from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+from edgeqwen.runtime.onnx import OnnxOptions
+from edgeqwen.runtime.packages import load_package
 
 
 def logits_of(package: Path, ids: list[int], chunk: int, kv_type: KVType | None = None) -> Any:
     """Float32 `[len(ids), vocabulary]`, over the default type of cache unless one is given."""
     options = OnnxOptions(num_slots=1, capacity=len(ids), num_threads=1, kv_type=kv_type)
-    runtime = OnnxRuntime.load(open_package(package), options)
+    runtime = load_package(open_package(package), options)
     parts = []
     for start in range(0, len(ids), chunk):
         piece = tuple(ids[start : start + chunk])

@@ -22,6 +22,7 @@ from edgeqwen.runtime.fake import FakeRuntime, FakeScript
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.runtime.torch.options import TorchOptions
 from tests.checkpoints import write_safetensors_model
+from tests.exported_graphs import exported_package, exported_runtime
 from tests.models import scratch, tiny_package
 
 SLOTS: Final = 4
@@ -84,6 +85,10 @@ def _onnx(quant: Any) -> Callable[[], Runtime]:
     return make
 
 
+def _exported(case: str) -> Callable[[], Runtime]:
+    return lambda: exported_runtime(exported_package(case), num_slots=SLOTS, capacity=CAPACITY)
+
+
 def _torch(**options: Any) -> Callable[[], Runtime]:
     def make() -> Runtime:
         runtime: Runtime = torch_runtime(tiny_checkpoint(), **options)
@@ -97,6 +102,8 @@ KINDS: Final = (
     Kind("onnx-fp32", _onnx("fp32"), 1e-4),
     Kind("onnx-int8", _onnx("int8"), 0.3),
     Kind("onnx-int4", _onnx("int4"), 0.3),
+    Kind("exported-fp32", _exported("qwen3"), 1e-4),
+    Kind("exported-fp16", _exported("qwen3-fp16"), 0.05),
     Kind("torch-fp32", _torch(weights="fp32"), 1e-4),
     Kind("torch-bf16", _torch(weights="bf16", computes_bf16=True), 0.2),
     Kind("torch-int8", _torch(weights="int8"), 0.3),

@@ -181,7 +181,7 @@ async def test_a_text_as_long_as_the_context_fits_and_one_token_more_does_not() 
 
 async def test_a_model_without_hidden_states_says_what_to_do() -> None:
     async with running(FakeScript(hidden_size=0)) as rig:
-        with pytest.raises(EdgeqwenError, match="import it again"):
+        with pytest.raises(EdgeqwenError, match="import its checkpoint again"):
             await embed(rig, "a")
         assert (await rig.run(max_tokens=2))[0].usage.completion == 2
 

@@ -1,12 +1,12 @@
-"""edgeqwen beside llama.cpp, OpenVINO, onnxruntime-genai and transformers: ratios, measured in turns, in one run.
+"""edgeqwen beside llama.cpp, OpenVINO, onnxruntime-genai, optimum and transformers: ratios, measured in turns.
 
     scripts/benchmark peers [--only llama.cpp,openvino] [--rows prefill,decode,streams,rest,quality] [--pairs 3] ...
 
 Sets each peer up in an environment of its own below the cache (once: minutes and gigabytes; llama.cpp is compiled),
-makes a model in Qwen3-0.6B's shape in every form, then measures. Speeds are ratios of ours over theirs, the median of
-the pairs; a ratio above 1 means edgeqwen is faster. Quality is measured on a small real model. Tables go to standard
-output; JSON and an SVG picture into the cache. What cannot be had is listed with the reason. `--prepare` sets up and
-makes everything, and measures nothing. Nothing else should run meanwhile.
+makes a model in Qwen3-0.6B's shape in every form, then measures, all in one run. Speeds are ratios of ours over theirs,
+the median of the pairs; a ratio above 1 means edgeqwen is faster. Quality is measured on a small real model. Tables go
+to standard output; JSON and an SVG picture into the cache. What cannot be had is listed with the reason. `--prepare`
+sets up and makes everything, and measures nothing. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

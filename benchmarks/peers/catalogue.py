@@ -80,6 +80,16 @@ PEERS: Final = (
         ),
     ),
     Peer(
+        name="optimum",
+        requirements=(TORCH, "optimum-onnx[onnxruntime]==0.1.0"),
+        runner="optimum",
+        import_name="optimum.onnxruntime",
+        forms=(
+            Form("fp32", "optimum-fp32", ("bound", "plain")),
+            Form("int8", "optimum-int8", ("bound", "plain")),
+        ),
+    ),
+    Peer(
         name="transformers",
         requirements=(TORCH, "transformers==5.24.0", "accelerate==1.15.0"),
         runner="transformers",

@@ -102,10 +102,23 @@ def _genai(model: Model, environment: Environment, wanted: Form, out: Path) -> N
         raise Unavailable("the model builder wrote no model.onnx")
 
 
+def _optimum(model: Model, environment: Environment, wanted: Form, out: Path) -> None:
+    """As exported, or that with its weights quantised for this processor, and its activations at each step."""
+    program = str(environment.python.with_name("optimum-cli"))
+    if wanted.name == "fp32":
+        run([program, "export", "onnx", "--task", "text-generation-with-past", "-m", str(model.folder), str(out)])
+        return
+    plain = form(model, environment, next(each for each in environment.peer.forms if each.name == "fp32"))
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    kernels = "--avx512_vnni" if "avx512_vnni" in flags else "--avx2" if "avx2" in flags else "--arm64"
+    run([program, "onnxruntime", "quantize", kernels, "--onnx_model", str(plain), "-o", str(out)])
+
+
 _MAKERS: dict[str, Callable[[Model, Environment, Form, Path], None]] = {
     "llama.cpp": _gguf,
     "openvino": _openvino,
     "onnxruntime-genai": _genai,
+    "optimum": _optimum,
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from edgeqwen.core.fit import weights_bytes
+from edgeqwen.core.fit import loaded_bytes, weights_bytes
 from edgeqwen.core.model import KVType
 from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Runtime
@@ -61,21 +61,22 @@ def load_subject(path: Path, options: BenchOptions, *, processor: Processor, thr
 
 
 def _load_package(package: Package, options: BenchOptions, threads: ThreadPlan) -> Subject:
-    from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+    from edgeqwen.runtime.onnx import OnnxOptions
+    from edgeqwen.runtime.packages import load_package
     from edgeqwen.text import Tokenizer
 
     manifest = package.manifest
     _check_length(options, manifest.spec.max_position)
     kv_type = None if options.kv_type == "auto" else options.kv_type
     wanted = OnnxOptions.planned(threads, num_slots=options.num_streams, capacity=options.num_tokens, kv_type=kv_type)
-    runtime = OnnxRuntime.load(package, wanted)
+    runtime = load_package(package, wanted)
     return Subject(
         runtime=runtime,
         name=manifest.name,
         quant=manifest.quant,
         weight_form=manifest.weight_form,
         kv_type=runtime.kv_type,
-        weights_bytes=weights_bytes(manifest.spec, "int4" if manifest.quant == "hybrid" else manifest.quant),
+        weights_bytes=weights_bytes(manifest.spec, "int4") if manifest.quant == "hybrid" else loaded_bytes(manifest),
         make_tokenizer=lambda: Tokenizer.from_file(package.tokenizer_path),
     )
 

@@ -12,7 +12,7 @@ import click
 from edgeqwen.cli.places import models_folder
 from edgeqwen.cli.progress import progress_bar
 from edgeqwen.cli.threads import checked_processor
-from edgeqwen.errors import ModelInvalid
+from edgeqwen.errors import BadRequest, ModelInvalid
 
 if TYPE_CHECKING:
     from edgeqwen.core.model import Manifest, Source
@@ -56,21 +56,26 @@ def import_options(function: Any) -> Any:
     return function
 
 
-@click.command("import", short_help="Import a safetensors folder or a GGUF file.")
+@click.command("import", short_help="Import a safetensors folder, a GGUF file or a graph of optimum's.")
 @click.argument("path", type=click.Path(path_type=Path))
 @import_options
 def command(path: Path, *, as_json: bool, **given: Any) -> None:
     """Make a package of the checkpoint PATH: a safetensors folder or a GGUF file.
 
-    PATH may be a package too: it is remade for the processors of --target, with the same numbers.
+    PATH may be a package too: it is remade for the processors of --target, with the same numbers. Of a folder that
+    `optimum-cli export onnx` has written, or an .onnx file in it, the graph is taken as it is.
     """
+    checked_processor()  # what follows imports native libraries
+    from edgeqwen.convert.sources import is_exported
     from edgeqwen.core.package import is_package
 
     options = ImportOptions(**given)
+    source = click.get_current_context().get_parameter_source("quant")
+    quant = options.quant if source is click.core.ParameterSource.COMMANDLINE else None
     if is_package(path):
-        source = click.get_current_context().get_parameter_source("quant")
-        is_quant_given = source is click.core.ParameterSource.COMMANDLINE
-        package, manifest = remake_package(path, options, quant=options.quant if is_quant_given else None)
+        package, manifest = remake_package(path, options, quant=quant)
+    elif is_exported(path):
+        package, manifest = import_graph(path, options, quant=quant)
     else:
         package, manifest = import_checkpoint(path, options)
     report(package, manifest, as_json=as_json)
@@ -89,6 +94,29 @@ def remake_package(path: Path, options: ImportOptions, *, quant: str | None) -> 
     out, target = options.out or models_folder() / chosen, options.target or processor.target
     with progress_bar(f"remaking {chosen} for {target}") as progress:
         return out, retarget_package(path, out, target=target, name=chosen, progress=progress)
+
+
+def import_graph(path: Path, options: ImportOptions, *, quant: str | None) -> tuple[Path, Manifest]:
+    """The package of a graph that is taken as it is, and so has its quantisation and its processors already."""
+    for flag, is_given in (("--quant", quant is not None), ("--target", options.target), ("--fast", options.fast)):
+        if is_given:
+            raise BadRequest(
+                f"{flag}: {path} holds a graph exported by optimum, which is taken as it is; leave {flag} out, or "
+                "import the checkpoint that the graph was exported from"
+            )
+    from edgeqwen.convert.exported import import_exported
+    from edgeqwen.core.package import open_package
+    from edgeqwen.runtime.exported import TRIAL_IDS, ExportedRuntime
+    from edgeqwen.runtime.onnx import OnnxOptions
+
+    def trial(folder: Path) -> None:
+        ExportedRuntime.load(open_package(folder), OnnxOptions(num_slots=2, capacity=len(TRIAL_IDS))).close()
+
+    folder = path.parent if path.suffix == ".onnx" else path
+    chosen = options.name or (options.out.name if options.out else default_name(folder.resolve().name, DEFAULT_QUANT))
+    out = options.out or models_folder() / chosen
+    with progress_bar(f"importing {chosen}") as progress:
+        return out, import_exported(path, out, name=chosen, trial=trial, progress=progress)
 
 
 def import_checkpoint(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-import msgspec
 import numpy as np
 import onnx
 
@@ -28,12 +27,13 @@ from edgeqwen.convert.prefill_attention import SCATTER_OPSET, Int8Attention
 from edgeqwen.convert.quantize import Form, block_size_for
 from edgeqwen.convert.recipe import uniform_recipe
 from edgeqwen.convert.rotation import RotatedCheckpoint
+from edgeqwen.convert.side_files import write_side_files
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.convert.staging import publish, staging
 from edgeqwen.convert.store import TensorStore, external_range
 from edgeqwen.convert.weights import COARSE_BLOCK, StoredWeights, WeightWriter, is_repackable, layer_tensors
 from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant, Source, Stage, WeightForm
-from edgeqwen.core.package import GENERATION_CONFIG, TEMPLATE, TOKENIZER, WEIGHTS, graph_file, open_package
+from edgeqwen.core.package import WEIGHTS, graph_file, open_package
 from edgeqwen.errors import ModelInvalid
 
 Target = Literal["any", "vnni", "arm"]
@@ -94,7 +94,7 @@ def import_model(
                 kv_scales = _write_weights(writer, checkpoint, quant, calibrates=calibrates, progress=progress)
                 _write_graphs(store, checkpoint, folder, stored=writer.stored, quant=quant, kv_scales=kv_scales)
             write_kernel_check(folder)
-            _write_side_files(checkpoint, folder)
+            write_side_files(folder, checkpoint.side_files)
             files = describe_files(folder)
             manifest = Manifest(
                 name=name,
@@ -200,13 +200,6 @@ def _write_graphs(
             attention = GroupedAttention(heads, scales) if integer is None else Int8Attention(heads, integer)
             DecoderGraph(builder, checkpoint, linears, attention=attention, hidden_turn=stored.hidden_turn).build()
             builder.save(folder / graph_file(stage, "int8" if scales else "fp32"))
-
-
-def _write_side_files(checkpoint: Checkpoint, folder: Path) -> None:
-    side = checkpoint.side_files
-    (folder / TOKENIZER).write_bytes(side.tokenizer_json)
-    (folder / TEMPLATE).write_text(side.chat_template, encoding="utf-8")
-    (folder / GENERATION_CONFIG).write_bytes(msgspec.json.encode(side.generation_config))
 
 
 def _check(folder: Path) -> None:

@@ -22,6 +22,8 @@ def find_checkpoint(package: Path, source: Source, settings: HubSettings) -> Pat
             raise _lost(package, f"{prefix}{source.id} is no longer in the cache of what was fetched") from error
     if source.path and Path(source.path).exists():
         return Path(source.path)
+    if source.kind == "optimum":
+        raise _lost(package, "this one was made of an exported graph")
     where = f"{source.path} is gone" if source.path else "it does not say where that lay"
     raise _lost(package, where)
 

@@ -48,6 +48,11 @@ def retarget_package(
     `CannotWrite`; nothing is left in `out` then that was not there before.
     """
     package = open_package(path)
+    if package.manifest.graph != "own":
+        raise ModelInvalid(
+            f"{path}: holds a graph exported by {package.manifest.graph}, which cannot be remade for other processors; "
+            "import the checkpoint it was exported from"
+        )
     verify_digests(package, with_weights=False)
     form = WEIGHT_FORMS[target]
     with staging(out) as folder:

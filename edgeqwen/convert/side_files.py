@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from edgeqwen.convert.checkpoint import SideFiles
 from edgeqwen.convert.files import Fields, read_json, read_small
+from edgeqwen.core.package import GENERATION_CONFIG, TEMPLATE, TOKENIZER
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 NO_TEMPLATE_NOTE: Final = "no chat template found: chat requests need one, generate requests work"
@@ -122,6 +123,13 @@ def end_tokens(
     known = frozenset(special)
     found = [tokenizer_ids[text] for text in candidates if text in known and text in tokenizer_ids]
     return tuple(dict.fromkeys([*named, *found]))
+
+
+def write_side_files(folder: Path, side: SideFiles) -> None:
+    """Write what a package holds of them."""
+    (folder / TOKENIZER).write_bytes(side.tokenizer_json)
+    (folder / TEMPLATE).write_text(side.chat_template, encoding="utf-8")
+    (folder / GENERATION_CONFIG).write_bytes(msgspec.json.encode(side.generation_config))
 
 
 def require(path: Path) -> None:

@@ -14,6 +14,20 @@ from edgeqwen.errors import ModelInvalid, ModelMissing
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
+def is_exported(path: Path) -> bool:
+    """Whether a graph is meant by `path`: an ONNX file, or a folder with one and without a checkpoint."""
+    if path.suffix == ".onnx":
+        return path.is_file()
+    if not path.is_dir() or any(any(path.glob(each)) for each in ("*.safetensors", "*.gguf")):
+        return False
+    return bool(graph_files(path))
+
+
+def graph_files(folder: Path) -> list[Path]:
+    """ONNX files of a folder, or, as some of the hub have it, of its folder `onnx`."""
+    return sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
+
+
 def open_checkpoint(path: Path, source: Source | None = None) -> Checkpoint:
     """Open and validate a checkpoint: a GGUF file, a folder that holds one, or a folder of safetensors.
 

@@ -5,21 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from edgeqwen.core.model import KVType, ModelSpec, Quant
+from edgeqwen.core.model import KVType, Manifest, ModelSpec, Quant
+from edgeqwen.core.package import WEIGHTS
 
-BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
-"""Of the layers, scales included, as the kernels keep them in memory."""
+BITS_PER_WEIGHT: Final[dict[Quant, float]] = {"fp32": 32, "fp16": 32, "int8": 8.1, "int4": 5.0, "hybrid": 13.1}
+"""Of the layers, scales included, as the kernels keep them in memory: onnxruntime widens fp16."""
 OUTPUT_BITS_PER_WEIGHT: Final = 5.5  # of the output matrix in any but fp32; the embedding's pages come and go
 RUNTIME_BYTES: Final = 200 << 20  # libraries, activations, tokenizer
-KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1, "bf16": 2}
+KV_BYTES: Final[dict[KVType, int]] = {"fp32": 4, "int8": 1, "bf16": 2, "fp16": 2}
 SHARE: Final = 0.5
 
 
 def weights_bytes(spec: ModelSpec, quant: Quant) -> int:
     """About how much memory the weights of a model take once they are loaded."""
     matrix = spec.vocab_size * spec.hidden_size
-    output_bits = 32 if quant == "fp32" else OUTPUT_BITS_PER_WEIGHT
+    output_bits = BITS_PER_WEIGHT[quant] if quant in {"fp32", "fp16"} else OUTPUT_BITS_PER_WEIGHT
     return int(spec.num_layer_weights * BITS_PER_WEIGHT[quant] + matrix * output_bits) // 8
+
+
+def loaded_bytes(manifest: Manifest) -> int:
+    """The same of a package: what another tool has exported may hold matrices twice, and onnxruntime widens fp16."""
+    if manifest.graph == "own":
+        return weights_bytes(manifest.spec, manifest.quant)
+    return manifest.sizes[WEIGHTS] * (2 if manifest.quant == "fp16" else 1)
 
 
 def kv_bytes(spec: ModelSpec, kv_type: KVType, num_tokens: int) -> int:

@@ -8,9 +8,14 @@ from typing import Literal
 import msgspec
 
 Family = Literal["qwen3", "qwen2", "llama"]
-Quant = Literal["fp32", "int8", "int4", "hybrid"]
-KVType = Literal["fp32", "int8", "bf16"]
-"""Types of keys and values in the cache; the last is of the torch runtime alone."""
+Quant = Literal["fp32", "fp16", "int8", "int4", "hybrid"]
+"""Form of the weights; `fp16` is only in graphs that another tool has exported."""
+
+KVType = Literal["fp32", "int8", "bf16", "fp16"]
+"""Types of keys and values in the cache; `bf16` is of the torch runtime alone, `fp16` of exported graphs."""
+
+Graph = Literal["own", "optimum"]
+"""Who has made a package's graph: this project, or optimum's exporter (then there is one graph, used as it is)."""
 
 Pooling = Literal["last", "mean"]
 """Which hidden states of a text its vector is made of: that of the last token, or the mean of all."""
@@ -84,7 +89,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     it lay when it was imported.
     """
 
-    kind: Literal["hub", "modelscope", "safetensors", "gguf", "package"]
+    kind: Literal["hub", "modelscope", "safetensors", "gguf", "package", "optimum"]
     id: str
     revision: str = ""
     path: str = ""
@@ -111,4 +116,5 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_types: tuple[KVType, ...] = ("fp32",)
     notes: tuple[str, ...] = ()
     pooling: Pooling | None = None
+    graph: Graph = "own"
     format_version: int = FORMAT_VERSION

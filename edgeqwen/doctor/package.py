@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edgeqwen import __version__
 from edgeqwen.config import KvTable
-from edgeqwen.core.fit import RUNTIME_BYTES, kv_bytes, weights_bytes
+from edgeqwen.core.fit import RUNTIME_BYTES, kv_bytes, loaded_bytes, weights_bytes
 from edgeqwen.core.model import Manifest, ModelSpec, Quant
 from edgeqwen.core.package import open_package, verify_digests
 from edgeqwen.cpu import Memory, Processor
@@ -52,7 +52,7 @@ def needs_of(manifest: Manifest, context: int) -> Needs:
     """What serving needs at least, with the package's own type of cache."""
     spec = manifest.spec
     conversation = kv_bytes(spec, manifest.kv_types[0], context)
-    return Needs(_resident_bytes(spec, manifest.quant), conversation)
+    return Needs(RUNTIME_BYTES + loaded_bytes(manifest), conversation)
 
 
 def _resident_bytes(spec: ModelSpec, quant: Quant) -> int:
@@ -112,7 +112,7 @@ def quant_findings(memory: Memory) -> Iterator[Finding]:
 
 def fit_findings(path: Path, manifest: Manifest, processor: Processor) -> Iterator[Finding]:
     """Whether the weights have the form that this processor multiplies rightly and fastest."""
-    depends = manifest.quant in ROW_QUANTS
+    depends = manifest.quant in ROW_QUANTS and manifest.graph == "own"
     if depends and manifest.weight_form == "signed" and processor.target == "any":
         yield Finding(
             "warning",

@@ -103,7 +103,9 @@ class EmbeddingContext:
 def embedding_request(given: EmbeddingInput, texts: tuple[tuple[int, ...], ...], at: EmbeddingContext) -> Request:
     """The request for a checked `given` and its texts' tokens. Raises `EdgeqwenError` (`too_long`) or `BadRequest`."""
     if not at.hidden_size:
-        raise BadRequest("this model was imported without what embeddings need: import it again", field="op")
+        raise BadRequest(
+            "this model was imported without what embeddings need: import its checkpoint again", field="op"
+        )
     field = "tokens" if given.texts is None else "texts"
     for index, ids in enumerate(texts):
         if not ids or max(ids) >= at.num_tokens:

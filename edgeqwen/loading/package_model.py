@@ -77,7 +77,8 @@ def check_unchanged(package: Package) -> None:
 def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[float], None]) -> Runtime:
     """The package's runtime, measured and warm."""
     from edgeqwen.fitting import fitting_package
-    from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
+    from edgeqwen.runtime.onnx import OnnxOptions
+    from edgeqwen.runtime.packages import load_package
 
     kv, most = options.config.kv, package.manifest.spec.max_position
     check_context(kv, most)
@@ -93,7 +94,7 @@ def _load_onnx(package: Package, options: DaemonOptions, progress: Callable[[flo
         is_single=options.config.engine.deterministic,
         profile_path=_profile_place(options, processor),
     )
-    return OnnxRuntime.load(package, wanted, progress)
+    return load_package(package, wanted, progress)
 
 
 def _kv_type(package: Package, kv: KvTable) -> KVType | None:

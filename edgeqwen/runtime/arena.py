@@ -24,7 +24,7 @@ MAP_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 MADV_POPULATE_WRITE: Final = 23  # asm-generic/mman-common.h
 
 
-CacheType: TypeAlias = type[np.float32] | type[np.int8] | type[np.uint16]
+CacheType: TypeAlias = type[np.float32] | type[np.float16] | type[np.int8] | type[np.uint16]
 """numpy has no bf16: its 16 bits are taken for a whole number."""
 
 

@@ -62,8 +62,9 @@ class KernelChoice:
     has_integer_attention: bool = True
 
 
-def choose_kernels(path: Path) -> KernelChoice:
-    """What the check graph at `path` shows. A package without one has no quantised products.
+def choose_kernels(path: Path, *, mending: str = "") -> KernelChoice:
+    """What the check graph at `path` shows. A package without one has no quantised products. `mending` says what to do
+    about weights that do not suit this processor; by default, to import the package for it.
 
     Raises `ModelInvalid` if weights are multiplied wrongly whatever is chosen.
     """
@@ -72,24 +73,24 @@ def choose_kernels(path: Path) -> KernelChoice:
     findings = examine(path)
     is_precise = bool(findings.wrong_weights)
     if is_precise:
-        _check_precise(path)
+        _check_precise(path, mending)
     has_integer_attention = findings.wrong == findings.wrong_weights
     if not has_integer_attention:
         logger.info("%s: no integer attention: this processor would compute it wrongly", path.parent)
     return KernelChoice(is_precise, has_integer_attention)
 
 
-def _check_precise(path: Path) -> None:
+def _check_precise(path: Path, mending: str) -> None:
     if wrong := examine(path, is_precise=True).wrong_weights:
         names = " and ".join(str(kernel) for kernel in wrong)
-        advice = "--target any" if all(kernel == RowKernel("signed") for kernel in wrong) else "another --quant"
-        raise ModelInvalid(
-            f"{path.parent}: this processor multiplies {names} wrongly; import the model again with {advice}"
-        )
+        other = "--target any" if all(kernel == RowKernel("signed") for kernel in wrong) else "another --quant"
+        advice = mending or f"import the model again with {other}"
+        raise ModelInvalid(f"{path.parent}: this processor multiplies {names} wrongly; {advice}")
     logger.warning(
         "%s: made for a processor with VNNI, which this one is not; its weights are rewritten at every load, which "
-        "takes time and memory: mend it with `edgeqwen import %s --target any --out %s`",
-        *(path.parent,) * 3,
+        "takes time and memory: %s",
+        path.parent,
+        mending or f"mend it with `edgeqwen import {path.parent} --target any --out {path.parent}`",
     )
 
 
