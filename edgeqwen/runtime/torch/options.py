@@ -16,9 +16,9 @@ WeightType: TypeAlias = Literal["fp32", "bf16", "int8", "woq8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions:
-    """`capacity` is the tokens that a slot holds. `computes_bf16`: attention and the results of
-    products are bf16 with weights of 8 bits, too; else they are fp32. `kv_type` None: as what is computed in. `max_isa` is a name of
-    oneDNN's, or `auto`.
+    """`capacity` is the tokens that a slot holds. `computes_bf16`: attention and the results of products are bf16 with
+    weights of 8 bits, too; else they are fp32. `kv_type` None: as what is computed in. `max_isa` is a name of oneDNN's,
+    or `auto`.
 
     `identity` names the checkpoint, for what is kept of keys and values. `code_dir` is where compiled code is kept.
     `profile_path`: where what is measured of this machine is kept; None: nothing is measured.
