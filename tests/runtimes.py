@@ -17,8 +17,9 @@ from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.package import open_package
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import ThreadGroup, ThreadPlan
-from edgeqwen.errors import EdgeqwenError
+from edgeqwen.errors import ConfigInvalid, EdgeqwenError
 from edgeqwen.runtime.fake import FakeRuntime, FakeScript
+from edgeqwen.runtime.ipex.versions import check_versions
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from edgeqwen.runtime.torch.options import TorchOptions
 from tests.checkpoints import write_safetensors_model
@@ -49,12 +50,32 @@ def torch_runtime(folder: Path, **options: Any) -> Any:
     needs_torch()
     from edgeqwen.runtime.torch.library import load_torch
 
+    return _loaded(load_torch, folder, **options)
+
+
+def has_ipex() -> bool:
+    """Whether IPEX is installed, with the torch that goes with it."""
+    try:
+        check_versions()
+    except ConfigInvalid:
+        return False
+    return True
+
+
+def ipex_runtime(folder: Path, **options: Any) -> Any:
+    """The checkpoint loaded with IPEX and one thread."""
+    from edgeqwen.runtime.ipex import load_ipex
+
+    return _loaded(load_ipex, folder, **options)
+
+
+def _loaded(load: Callable[..., Any], folder: Path, **options: Any) -> Any:
     given = {"threads": ONE_THREAD, "num_slots": SLOTS, "capacity": CAPACITY, "identity": folder.name, **options}
     wanted = TorchOptions(**given)
     checkpoint: Any = open_checkpoint(folder)
     try:
         source = RotatedCheckpoint(checkpoint) if wanted.weights == "int8" else checkpoint
-        return load_torch(source, wanted, lambda _: None)
+        return load(source, wanted, lambda _: None)
     finally:
         checkpoint.close()
 
@@ -97,6 +118,24 @@ def _torch(**options: Any) -> Callable[[], Runtime]:
     return make
 
 
+def _ipex(**options: Any) -> Callable[[], Runtime]:
+    def make() -> Runtime:
+        runtime: Runtime = ipex_runtime(tiny_checkpoint(), **options)
+        return runtime
+
+    return make
+
+
+IPEX_KINDS: Final = (
+    Kind("ipex-fp32", _ipex(weights="fp32"), 1e-4),
+    Kind("ipex-bf16", _ipex(weights="bf16", computes_bf16=True), 0.2),
+    Kind("ipex-int8", _ipex(weights="int8"), 0.3),
+    Kind("ipex-int8-bf16", _ipex(weights="int8", computes_bf16=True), 0.3),
+    Kind("ipex-woq8", _ipex(weights="woq8", computes_bf16=True), 0.3),
+    Kind("ipex-fp32-bf16-cache", _ipex(weights="fp32", kv_type="bf16"), 0.2),
+)
+"""In an environment of their own (scripts/extras/ipex) and there alone."""
+
 KINDS: Final = (
     Kind("fake", _fake, 0),
     Kind("onnx-fp32", _onnx("fp32"), 1e-4),
@@ -112,6 +151,7 @@ KINDS: Final = (
     Kind("torch-fp32-bf16-cache", _torch(weights="fp32", kv_type="bf16"), 0.2),
     Kind("torch-compiled", _torch(weights="fp32", mode="compile"), 1e-4),
     Kind("torch-int8-compiled", _torch(weights="int8", computes_bf16=True, mode="compile"), 0.3),
+    *(IPEX_KINDS if has_ipex() else ()),
 )
 """Weights and activations of 8 bits are rounded at thresholds, so last bits that differ become steps that differ."""
 

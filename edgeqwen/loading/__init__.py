@@ -20,7 +20,7 @@ def open_model(options: DaemonOptions) -> Model:
         runtime = choose_runtime(options)
     if runtime == "onnx":
         return open_package_model(options)
-    if runtime == "torch":
+    if runtime in {"torch", "ipex"}:
         from edgeqwen.loading.checkpoint_model import open_checkpoint_model
 
         return open_checkpoint_model(options, runtime)
@@ -28,4 +28,4 @@ def open_model(options: DaemonOptions) -> Model:
         from edgeqwen.loading.scripted_model import open_scripted_model
 
         return open_scripted_model(options)
-    raise ConfigInvalid(f"engine.runtime: {runtime!r} is unknown; there are onnx, torch, auto and fake:SCRIPT")
+    raise ConfigInvalid(f"engine.runtime: {runtime!r} is unknown; there are onnx, torch, ipex, auto and fake:SCRIPT")

@@ -72,7 +72,11 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
 
 def check_installed(runtime: str) -> None:
     """Raise `ConfigInvalid` if what `runtime` needs is not installed."""
-    if installed_version("torch") is None:
+    if runtime == "ipex":
+        from edgeqwen.runtime.ipex.versions import check_versions
+
+        check_versions()
+    elif installed_version("torch") is None:
         raise ConfigInvalid(
             "engine.runtime: torch is not installed: `pip install torch` beside edgeqwen (its build for CPUs will do), "
             "or take --runtime onnx"
@@ -106,12 +110,17 @@ def checkpoint_identity(path: Path) -> str:
 def load_checkpoint(origin: Origin, wanted: TorchOptions, runtime: str, progress: Callable[[float], None]) -> Runtime:
     """The runtime, measured and warm; to be called on the thread that will run it."""
     from edgeqwen.convert.sources import open_checkpoint
-    from edgeqwen.runtime.torch.library import load_torch
 
-    assert runtime == "torch"
     checkpoint = open_checkpoint(origin.path)
     try:
-        return load_torch(spread_out(checkpoint, wanted.weights), wanted, progress)
+        source = spread_out(checkpoint, wanted.weights)
+        if runtime == "ipex":
+            from edgeqwen.runtime.ipex import load_ipex
+
+            return load_ipex(source, wanted, progress)
+        from edgeqwen.runtime.torch.library import load_torch
+
+        return load_torch(source, wanted, progress)
     finally:
         checkpoint.close()
 

@@ -16,7 +16,7 @@ from edgeqwen.errors import EdgeqwenError
 from edgeqwen.loading.options import DaemonOptions
 from edgeqwen.runtime.torch.options import installed_version
 
-ORDER: Final = ("onnx", "torch")
+ORDER: Final = ("onnx", "torch", "ipex")
 LIBRARIES: Final = ("onnxruntime", "torch", "intel-extension-for-pytorch")
 SHARE: Final = 0.5
 """Of free memory that the weights may take of a runtime that nobody has named."""

@@ -106,7 +106,12 @@ def rotated(heads: Any, cosines: Any, sines: Any) -> Any:
 
 
 class Decoder:
-    """A model's weights, and what runs rows through its layers. `dtype` is what is computed in."""
+    """A model's weights, and what runs rows through its layers. `dtype` is what is computed in.
+
+    `runtime.ipex` has one with matrices, layers and an output of its own.
+    """
+
+    make_matrix = staticmethod(make_matrix)
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ class Decoder:
         for layer in range(spec.num_layers):
             prefix = f"model.layers.{layer}."
             self._matrices.append({
-                part: make_matrix(source, [f"{prefix}{name}.weight" for name in names], weight_type, dtype)
+                part: self.make_matrix(source, [f"{prefix}{name}.weight" for name in names], weight_type, dtype)
                 for part, names in PARTS.items()
             })
             self._vectors.append(_layer_vectors(source, prefix))
@@ -134,9 +139,13 @@ class Decoder:
         self._final_norm = vector(source, [FINAL_NORM])
         self._output_turn, self._hidden_turn = (_turn(source, name) for name in (OUTPUT_TURN, HIDDEN_TURN))
         output = EMBEDDING if spec.tie_embeddings else OUTPUT
-        self._head = make_matrix(source, [output], weight_type, dtype)
+        self._head = self.make_matrix(source, [output], weight_type, dtype)
         self._embedding = Embedding(source, weight_type, dtype)
-        self._layer: LayerFunction = layer_function(spec, weight_type, dtype)
+        self._layer = self._make_layer()
+
+    def _make_layer(self) -> LayerFunction:
+        """What every layer is computed by."""
+        return layer_function(self.spec, self.weight_type, self.dtype)
 
     def compile(self, compiler: Compiler, tables: tuple[Any, Any]) -> None:
         """Have the layers compiled. `tables` are cosines and sines by position."""
@@ -167,6 +176,9 @@ class Decoder:
         normed = self._normed(rows)
         if self._output_turn is not None:
             normed = normed @ self._output_turn.T
+        return self._scored(normed)
+
+    def _scored(self, normed: Any) -> Any:
         if self.weight_type == "int8":
             codes, scales = quantized_rows(normed)
             return self._head(codes).float() * scales

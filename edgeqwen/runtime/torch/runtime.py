@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -43,6 +43,9 @@ DTYPES: Final[dict[KVType, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat1
 class TorchRuntime:
     """Implements `core.step.Runtime`."""
 
+    decoder_type: type[Decoder] = Decoder
+    attention_type: type[CacheAttention] = CacheAttention
+
     def __init__(self, decoder: Decoder, attention: CacheAttention, cache: Cache, *, options: TorchOptions) -> None:
         spec = decoder.spec
         self._decoder, self._attention, self._cache = decoder, attention, cache
@@ -64,7 +67,7 @@ class TorchRuntime:
     @classmethod
     def load(
         cls, source: WeightSource, options: TorchOptions, progress: Callable[[float], None] = lambda _: None
-    ) -> TorchRuntime:
+    ) -> Self:
         """Load weights, compile if that is asked for, and warm up. Raises `ConfigInvalid` for what machine, unit or
         installation do not allow, and what reading the checkpoint raises.
         """
@@ -74,8 +77,8 @@ class TorchRuntime:
         if kv_type not in DTYPES:
             raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv_type}; take auto")
         cache = Cache(source.spec, kv_type, num_slots=options.num_slots, capacity=options.capacity)
-        attention = CacheAttention(cache, kv_type, DTYPES[kv_type])
-        decoder = Decoder(
+        attention = cls.attention_type(cache, kv_type, DTYPES[kv_type])
+        decoder = cls.decoder_type(
             source,
             weight_type=options.weights,
             dtype=dtype,
