@@ -1,6 +1,7 @@
 """IPEX itself: what is checked before it is imported, how it is imported, and the loading of a model with it.
 
-IPEX prints when it is imported, and so do the libraries that it imports; none of it concerns who runs a daemon.
+When IPEX is imported, it and torch print what does not concern who runs a daemon (operators that are registered twice,
+no CUDA), and it takes the process's logging for its own.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import contextlib
 import dataclasses
 import logging
 import os
-import sys
+import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from edgeqwen.errors import ConfigInvalid
 from edgeqwen.runtime.ipex.versions import check_versions
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from edgeqwen.runtime.torch.runtime import TorchRuntime
     from edgeqwen.runtime.torch.weights import WeightSource
 
-MODULE = "intel_extension_for_pytorch"
+MODULE: Final = "intel_extension_for_pytorch"
+TALKATIVE: Final = "torch.utils.cpp_extension"
 
 
 def load_ipex(source: WeightSource, options: TorchOptions, progress: Callable[[float], None]) -> TorchRuntime:
@@ -33,6 +35,7 @@ def load_ipex(source: WeightSource, options: TorchOptions, progress: Callable[[f
     check_versions()
     check_options(options)
     prepare_environment(options)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     check_library(options)
     import_ipex()
     progress(0.05)
@@ -51,19 +54,28 @@ def check_options(options: TorchOptions) -> None:
 
 
 def import_ipex() -> None:
-    """Import IPEX without a word. Raises `ConfigInvalid` if that fails."""
-    levels = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Import IPEX. Raises `ConfigInvalid` if that fails."""
+    logging.getLogger(TALKATIVE).setLevel(logging.ERROR)
     try:
-        with _silent_streams():
+        with _logging_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             import_module(MODULE)
     except (ImportError, OSError, AttributeError, SystemExit) as error:
         raise ConfigInvalid(
             f"engine.runtime: {MODULE} cannot be imported ({first_line(error)}): install it again, or take "
             "--runtime onnx"
         ) from error
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Whatever is done to the process's logging inside is undone: IPEX has all loggers of later modules be its own."""
+    logger_class, handlers = logging.getLoggerClass(), list(logging.root.handlers)
+    try:
+        yield
     finally:
-        logging.disable(levels)
+        logging.setLoggerClass(logger_class)
+        logging.root.handlers[:] = handlers
 
 
 def check_products(options: TorchOptions) -> None:
@@ -81,22 +93,3 @@ def check_products(options: TorchOptions) -> None:
             f"torch.weights: ipex cannot compute with {options.weights} here ({first_line(error)}); take another type "
             "of weights, or --runtime onnx"
         ) from error
-
-
-@contextlib.contextmanager
-def _silent_streams() -> Iterator[None]:
-    """What is written to stdout and stderr inside, by libraries of C++ too, goes nowhere."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            for number in (1, 2):
-                os.dup2(nowhere.fileno(), number)
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, saved in zip((1, 2), kept, strict=True):
-            os.dup2(saved, number)
-            os.close(saved)

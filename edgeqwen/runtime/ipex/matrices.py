@@ -18,9 +18,6 @@ from intel_extension_for_pytorch.quantization import WoqActQuantMode, WoqLowpMod
 from edgeqwen.runtime.torch.options import WeightType
 from edgeqwen.runtime.torch.weights import Matrix, PlainMatrix, WeightSource, gathered, quantized_matrix
 
-ROWS_EXPECTED: Final = 1
-"""oneDNN lays weights out for a number of rows; products of more rows take it as it is."""
-
 NO_GROUPS: Final = -1
 """One scale for a row of the matrix."""
 
@@ -30,7 +27,7 @@ class PackedMatrix:
 
     def __init__(self, values: Any) -> None:
         self.width = values.shape[0]
-        self._context = torch.ops.ipex_prepack.linear_prepack(values, None, ROWS_EXPECTED)
+        self._context = torch.ops.ipex_prepack.linear_prepack(values, None, None)
         self._handle = self._context.get_data_handle()
         self._nothing = values.new_empty(0)  # stands where the product expects the matrix, which the context has
 
