@@ -21,9 +21,11 @@ from pathlib import Path
 import pytest
 
 from edgeqwen.client import Client
+from edgeqwen.cpu import read_processor
 from tests.confinement import APPLIED, ELSEWHERE, read_service, system_calls
 from tests.daemons import HANG_GUARD_S, script_of, write_text_model
-from tests.models import smollm2_package
+from tests.models import smollm2_gguf, smollm2_package
+from tests.runtimes import needs_torch
 
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "systemd/system/edgeqwen.service"
@@ -63,7 +65,7 @@ class Confined:
 
 
 @contextlib.contextmanager
-def confined_daemon(*flags: str, proc: str = "hidepid=2", affinity: str = "") -> Iterator[Confined]:
+def confined_daemon(*flags: str, proc: str = "hidepid=2", affinity: str = "", unit: Path = UNIT) -> Iterator[Confined]:
     """A daemon that is given its socket, as by the manager, under the restrictions of the unit."""
     with tempfile.TemporaryDirectory(prefix="eq-confined-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -75,7 +77,7 @@ def confined_daemon(*flags: str, proc: str = "hidepid=2", affinity: str = "") ->
         sock.listen()
         notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         notify.bind(str(folder / "notify"))
-        command = [sys.executable, "-m", "tests.confinement", "--unit", str(UNIT), "--writable", str(state)]
+        command = [sys.executable, "-m", "tests.confinement", "--unit", str(unit), "--writable", str(state)]
         command += ["--proc", proc, "--socket", str(sock.fileno()), "--"]
         command += [sys.executable, "-m", "edgeqwen", "serve", "--config", str(config), *flags]
         if affinity:
@@ -208,3 +210,41 @@ def test_it_computes_on_the_cores_that_it_may_use(tmp_path: Path) -> None:
     with confined_daemon(*flags, affinity=str(first)) as daemon:
         daemon.wait_for("READY=1")
         assert "threads decode=1 prefill=1 " in daemon.log
+
+
+@needs_root
+def test_torch_says_which_setting_is_in_its_way(tmp_path: Path) -> None:
+    """Where bf16 is not computed in hardware nothing is in its way."""
+    needs_torch()
+    if not read_processor().computes_bf16:
+        pytest.skip("this processor computes in fp32, which needs no code of its own")
+    with confined_daemon("--model", str(smollm2_gguf()), "--runtime", "torch") as daemon:
+        assert daemon.process.wait(4 * HANG_GUARD_S) == 78
+        last = daemon.log.strip().splitlines()[-1]
+        assert "MemoryDenyWriteExecute=no (the drop-in jit.conf)" in last
+
+
+@needs_root
+def test_with_the_drop_in_torch_does_its_work_under_the_restrictions(tmp_path: Path) -> None:
+    needs_torch()
+    drop_in = (ROOT / "systemd/drop-ins/jit.conf").read_text(encoding="utf-8")
+    assert "MemoryDenyWriteExecute=no" in drop_in
+    unit = tmp_path / "edgeqwen.service"
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace("MemoryDenyWriteExecute=yes", "MemoryDenyWriteExecute=no"))
+    with confined_daemon("--model", str(smollm2_gguf()), "--runtime", "torch", unit=unit) as daemon:
+        daemon.wait_for("READY=1")
+        with Client.connect(daemon.path) as client:
+            assert "Paris" in client.chat("What is the capital of France?", temperature=0, max_tokens=20).text
+        daemon.process.terminate()
+        assert daemon.process.wait(HANG_GUARD_S) == 0
+        assert "Traceback" not in daemon.log
+
+
+@needs_root
+def test_torch_without_the_processor_in_proc_says_how_slow_it_is(tmp_path: Path) -> None:
+    needs_torch()
+    flags = ("--model", str(smollm2_gguf()), "--runtime", "torch", "--torch-weights", "fp32")
+    with confined_daemon(*flags, proc="subset=pid") as daemon:
+        daemon.wait_for("READY=1")
+        assert "torch computes without vector units" in daemon.log
+        assert "ProcSubset=all" in daemon.log

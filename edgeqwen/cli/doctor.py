@@ -88,8 +88,8 @@ def _timed(examination: Examination, config: Config) -> Examination:
     """With the runtimes timed, and that kept; without, if a daemon is at work."""
     from edgeqwen.core.package import is_package, open_package
     from edgeqwen.core.speeds import speeds_path
+    from edgeqwen.doctor.package import QWEN3
     from edgeqwen.doctor.runtimes import keep_timing, time_runtimes
-    from edgeqwen.doctor.sample import DEFAULT_SPEC
     from edgeqwen.loading.choice import machine_of
 
     if obstacle := examination.trial_obstacle:
@@ -99,7 +99,7 @@ def _timed(examination: Examination, config: Config) -> Examination:
     if path is not None and is_package(path):
         manifest = open_package(path).manifest
     timing = time_runtimes(
-        manifest.spec if manifest else DEFAULT_SPEC,
+        manifest.spec if manifest else QWEN3,
         quant=manifest.quant if manifest else "int8",
         flags=("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus),
         torch_flags=("--torch-mode", config.torch.mode, "--torch-weights", config.torch.weights),

@@ -15,24 +15,6 @@ from edgeqwen.convert.checkpoint import expected_tensors
 from edgeqwen.core.model import ModelSpec
 
 NUM_LAYERS: Final = 2
-DEFAULT_SPEC: Final = ModelSpec(
-    family="qwen3",
-    vocab_size=151_936,
-    num_tokens=151_669,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_layers=28,
-    num_heads=16,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position=40_960,
-    rms_norm_eps=1e-6,
-    rope_theta=1e6,
-    tie_embeddings=True,
-    eos_token_ids=(151_645,),
-    has_qk_norm=True,
-)
-"""Qwen3-0.6B."""
 
 
 def write_sample(folder: Path, spec: ModelSpec) -> ModelSpec:
