@@ -45,11 +45,15 @@ class Compiler:
         self._folder = folder
         self._facts = f"{FILE_VERSION} {torch.__version__} {facts}"
 
-    def compile(self, function: Function, arguments: Callable[[int], tuple[Any, ...]]) -> Function:
+    def compile(
+        self, function: Function, arguments: Callable[[int], tuple[Any, ...]], progress: Callable[[float], None]
+    ) -> Function:
         """`function(rows, cosines, sines, ...)`, compiled. `arguments(count)` are such as it will be called with for
-        `count` rows; the first dimension of the first three differs between calls.
+        `count` rows; the first dimension of the first three differs between calls. `progress` is told when half is
+        done: on a slow machine each half takes most of a minute.
         """
         single = self._made(function, arguments(1), name="row")
+        progress(0.5)
         several_arguments = arguments(SEVERAL)
         for tensor in several_arguments[:3]:
             torch._dynamo.mark_dynamic(tensor, 0)

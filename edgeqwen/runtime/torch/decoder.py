@@ -147,7 +147,7 @@ class Decoder:
         """What every layer is computed by."""
         return layer_function(self.spec, self.weight_type, self.dtype)
 
-    def compile(self, compiler: Compiler, tables: tuple[Any, Any]) -> None:
+    def compile(self, compiler: Compiler, tables: tuple[Any, Any], progress: Callable[[float], None]) -> None:
         """Have the layers compiled. `tables` are cosines and sines by position."""
 
         def arguments(count: int) -> tuple[Any, ...]:
@@ -156,7 +156,7 @@ class Decoder:
             return rows, *turns, self._numbers[0], self._vectors[0]
 
         with operators.executing(_Shapes(self)):
-            self._layer = compiler.compile(self._layer, arguments)
+            self._layer = compiler.compile(self._layer, arguments, progress)
 
     def run(self, ids: Any, cosines: Any, sines: Any) -> Any:
         """Rows `[tokens, hidden]` that leave the last layer, for `ids` `[tokens]`; the cache gets theirs."""

@@ -176,7 +176,8 @@ class TorchRuntime:
         if options.mode == "compile":
             facts = f"{self._decoder.spec} {options.weights} {self._decoder.dtype} {options.max_isa}"
             with explained(), torch.inference_mode():
-                self._decoder.compile(Compiler(options.code_dir, facts), self._tables)
+                compiler = Compiler(options.code_dir, facts)
+                self._decoder.compile(compiler, self._tables, lambda share: progress(0.8 + 0.05 * share))
         self._try(progress)
 
     def _try(self, progress: Callable[[float], None]) -> None:
