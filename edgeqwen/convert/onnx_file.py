@@ -57,23 +57,34 @@ class OnnxFile:
             file.close()
 
     def _add_external(self, path: Path) -> None:
-        """Note the ranges of what lies in files beside."""
+        """Note the ranges of what lies in files beside. Constants of nodes lie there too where a graph is large; they
+        are small, and are taken in.
+        """
         for tensor in self.model.graph.initializer:
-            if tensor.data_location != TensorProto.EXTERNAL:
-                continue
-            place = {entry.key: entry.value for entry in tensor.external_data}
-            file = self._beside(path, place.get("location", ""))
-            try:
-                offset = int(place.get("offset", 0))
-                length = int(place.get("length", file.size - offset))
-            except ValueError as error:
-                raise ModelInvalid(f"{path}: '{tensor.name}' has no place in {file.path.name}: {error}") from error
-            if not 0 <= offset <= offset + length <= file.size:
-                raise ModelInvalid(
-                    f"{file.path}: '{tensor.name}' lies outside of the file, which has {file.size:,} bytes: it is cut "
-                    "short, or of another graph; copy the whole folder again"
-                )
-            self.ranges[tensor.name] = DataRange(file, offset, length)
+            if tensor.data_location == TensorProto.EXTERNAL:
+                self.ranges[tensor.name] = self._external(path, tensor)
+        for tensor in _constants(self.model.graph):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                place = self._external(path, tensor)
+                tensor.raw_data = _content(place.file, place.offset, place.offset + place.length)
+                tensor.data_location = TensorProto.DEFAULT
+                del tensor.external_data[:]
+
+    def _external(self, path: Path, tensor: onnx.TensorProto) -> DataRange:
+        """Where the data of a tensor lies beside the graph."""
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        file = self._beside(path, place.get("location", ""))
+        try:
+            offset = int(place.get("offset", 0))
+            length = int(place.get("length", file.size - offset))
+        except ValueError as error:
+            raise ModelInvalid(f"{path}: '{tensor.name}' has no place in {file.path.name}: {error}") from error
+        if not 0 <= offset <= offset + length <= file.size:
+            raise ModelInvalid(
+                f"{file.path}: '{tensor.name}' lies outside of the file, which has {file.size:,} bytes: it is cut "
+                "short, or of another graph; copy the whole folder again"
+            )
+        return DataRange(file, offset, length)
 
     def _beside(self, path: Path, location: str) -> DataFile:
         if not location or Path(location).name != location:
@@ -86,6 +97,17 @@ class OnnxFile:
                     f"{path}: its weights are in {location}, which is not in the folder; copy it there too"
                 ) from error
         return self._files[location]
+
+
+def _constants(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Tensors that are attributes of nodes, those of graphs inside of nodes too."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            for inner in [attribute.g, *attribute.graphs] if attribute.HasField("g") or attribute.graphs else ():
+                yield from _constants(inner)
 
 
 class _Field(NamedTuple):
