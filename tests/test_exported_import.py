@@ -72,10 +72,10 @@ def fix_axes(model: onnx.ModelProto) -> None:
             dim.dim_value = dim.dim_value or 2
 
 
-def save_beside(folder: Path) -> Path:
+def save_beside(folder: Path, **settings: Any) -> Path:
     """The graph's weights in a file beside it, as optimum has those of large models."""
-    settings = {"save_as_external_data": True, "location": "model.onnx_data", "size_threshold": 1024}
-    return changed(folder, lambda _: None, **settings)
+    given = {"save_as_external_data": True, "location": "model.onnx_data", "size_threshold": 1024, **settings}
+    return changed(folder, lambda _: None, **given)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen2", "llama", "qwen3-fp16", "qwen3-int8"])
@@ -93,9 +93,15 @@ def test_a_package_says_what_it_is(case: str) -> None:
     assert set(manifest.sizes) == names | ({"kernel_check.onnx"} if quant == "int8" else set())
 
 
-def test_weights_inside_and_beside_the_graph_make_the_same_package(tmp_path: Path) -> None:
-    folder = save_beside(tmp_path / "beside")
+@pytest.mark.parametrize("has_constants", [False, True])
+def test_weights_inside_and_beside_the_graph_make_the_same_package(tmp_path: Path, has_constants: bool) -> None:
+    """optimum writes the constants of nodes there, too, where a graph has more than 2 GB."""
+    settings = {"size_threshold": 0, "convert_attribute": True} if has_constants else {}
+    folder = save_beside(tmp_path / "beside", **settings)
     assert (folder / "model.onnx_data").stat().st_size > (folder / "model.onnx").stat().st_size
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    constants = [each.t for node in model.graph.node for each in node.attribute if each.HasField("t")]
+    assert any(tensor.external_data for tensor in constants) == has_constants
     package = imported(folder, tmp_path / "package")
     one, other = (exported_runtime(path, num_slots=1) for path in (package, exported_package()))
     batch = Batch((Chunk(0, 0, tuple(case_ids()), 1),))
