@@ -16,13 +16,13 @@ from edgeqwen.convert.origin import find_checkpoint
 from edgeqwen.core.model import Source, model_name
 from edgeqwen.core.package import MANIFEST, open_package
 from edgeqwen.core.speeds import Speed, read_speeds, speeds_path, write_speeds
-from edgeqwen.cpu import Memory, Processor
+from edgeqwen.cpu import Memory, Processor, ThreadGroup, ThreadPlan
 from edgeqwen.doctor import runtimes
 from edgeqwen.doctor.runtimes import Timing, runtime_findings, time_runtimes, timing_findings
 from edgeqwen.doctor.sample import write_sample
 from edgeqwen.errors import ConfigInvalid, ModelMissing
 from edgeqwen.loading import choice, open_model
-from edgeqwen.loading.checkpoint_model import checkpoint_identity, chosen_weights, find_origin
+from edgeqwen.loading.checkpoint_model import checkpoint_identity, chosen_weights, code_folder, find_origin
 from edgeqwen.loading.choice import choose_runtime, machine_of
 from edgeqwen.loading.options import DaemonOptions
 from tests.checkpoints import tiny_spec, write_safetensors_model
@@ -175,6 +175,18 @@ def test_weights_are_bf16_where_the_processor_computes_in_it() -> None:
     arm = Processor("aarch64", "a CPU", frozenset({"asimd", "bf16"}))
     assert [chosen_weights("auto", each) for each in (able, plain, arm)] == ["bf16", "fp32", "bf16"]
     assert chosen_weights("int8", able) == "int8"
+    assert chosen_weights("auto", able, "avx2") == "fp32", "oneDNN may not use what the processor has"
+    assert chosen_weights("auto", able, "avx512_core_amx") == "bf16"
+    assert chosen_weights("auto", arm, "avx2") == "bf16", "a setting for other processors"
+
+
+def test_compiled_code_is_kept_for_a_processor_and_a_number_of_threads(tmp_path: Path) -> None:
+    """Both are written into it, and code for another processor would end the process."""
+    able, plain = (Processor("x86_64", "a CPU", frozenset(flags)) for flags in ({"avx512_bf16"}, {"avx2"}))
+    one, two = (ThreadPlan(ThreadGroup(count), ThreadGroup(count)) for count in (1, 2))
+    folders = [code_folder(tmp_path, each, threads) for each in (able, plain) for threads in (one, two)]
+    assert len(set(folders)) == 4
+    assert code_folder(tmp_path, able, two) == folders[1]
 
 
 # Where a checkpoint is.

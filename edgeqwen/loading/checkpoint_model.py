@@ -20,7 +20,7 @@ from edgeqwen.core.model import model_name
 from edgeqwen.core.package import is_package, listed_eos, open_package
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import Processor, fingerprint, place_calling_thread, read_processor
+from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_processor
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelReplaced
 from edgeqwen.loading.options import DaemonOptions, Model, chat_template, check_context
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 TEXT_FOLDER: Final = "checkpoints"
 CODE_FOLDER: Final = "torch-code"
+BF16_ISAS: Final = ("auto", "avx512_core_bf16", "avx512_core_fp16", "avx512_core_amx", "avx512_core_amx_fp16")
+"""Values of `torch.max_isa` with which oneDNN multiplies bf16 in hardware."""
+
 log = logging.getLogger(__name__)
 
 
@@ -137,7 +140,7 @@ def spread_out(checkpoint: Checkpoint, weights: WeightType) -> Checkpoint:
 def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, runtime: str) -> TorchOptions:
     """What the configuration asks of torch, for this processor."""
     processor, kv, given = read_processor(), options.config.kv, options.config.torch
-    version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights}"
+    version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights} {given.max_isa} {kv.type}"
     machine = fingerprint(processor, thread_counts=options.threads.counts, runtime_version=version)
     state = writable_folder(options.state_dir)
     return TorchOptions(
@@ -145,20 +148,34 @@ def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, 
         capacity=kv.context_of(max_position),
         threads=options.threads,
         mode=cast(Any, given.mode),
-        weights=chosen_weights(given.weights, processor),
-        computes_bf16=processor.computes_bf16,
+        weights=chosen_weights(given.weights, processor, given.max_isa),
+        computes_bf16=computes_bf16(processor, given.max_isa),
         max_isa=given.max_isa,
         kv_type=None if kv.type == "auto" else cast(Any, kv.type),
         identity=origin.identity,
-        code_dir=options.cache_dir / CODE_FOLDER,
+        code_dir=code_folder(options.cache_dir / CODE_FOLDER, processor, options.threads),
         profile_path=state and state / f"{machine}-{origin.identity}.json",
     )
 
 
-def chosen_weights(configured: str, processor: Processor) -> WeightType:
-    """`auto` is bf16 where the processor computes in it, else fp32."""
+def code_folder(parent: Path, processor: Processor, threads: ThreadPlan) -> Path:
+    """Where compiled code is kept: the processor's instructions and the number of threads are written into it, and
+    neither is looked at when it is read again.
+    """
+    return parent / fingerprint(
+        processor, thread_counts=threads.counts, runtime_version=f"torch {installed_version('torch')}"
+    )
+
+
+def computes_bf16(processor: Processor, max_isa: str) -> bool:
+    """Whether oneDNN multiplies bf16 in hardware: the processor can, and `torch.max_isa` lets it."""
+    return processor.computes_bf16 and (not processor.is_x86 or max_isa in BF16_ISAS)
+
+
+def chosen_weights(configured: str, processor: Processor, max_isa: str = "auto") -> WeightType:
+    """`auto` is bf16 where it is computed in, else fp32."""
     if configured == "auto":
-        return "bf16" if processor.computes_bf16 else "fp32"
+        return "bf16" if computes_bf16(processor, max_isa) else "fp32"
     return cast(WeightType, configured)
 
 
@@ -167,7 +184,7 @@ def _model_files(checkpoint: Checkpoint, origin: Origin, options: DaemonOptions)
     eos = [*spec.eos_token_ids, *listed_eos(side.generation_config)]
     return ModelFiles(
         name=origin.name,
-        quant=chosen_weights(options.config.torch.weights, read_processor()),
+        quant=chosen_weights(options.config.torch.weights, read_processor(), options.config.torch.max_isa),
         tokenizer=_tokenizer(side.tokenizer_json, options.cache_dir / TEXT_FOLDER / f"{origin.identity}.json"),
         template=chat_template(side.chat_template or None),
         generation_defaults=side.generation_config,

@@ -67,7 +67,7 @@ def _has_room(options: DaemonOptions) -> bool:
     from edgeqwen.loading.checkpoint_model import chosen_weights
 
     spec = open_package(options.package_path).manifest.spec
-    weights = chosen_weights(options.config.torch.weights, read_processor())
+    weights = chosen_weights(options.config.torch.weights, read_processor(), options.config.torch.max_isa)
     count = spec.num_layer_weights + 2 * spec.vocab_size * spec.hidden_size
     free = read_memory().free
     return free <= 0 or count * BYTES_PER_WEIGHT[weights] <= SHARE * free
