@@ -26,7 +26,8 @@ from edgeqwen.loading.checkpoint_model import checkpoint_identity, chosen_weight
 from edgeqwen.loading.choice import choose_runtime, machine_of
 from edgeqwen.loading.options import DaemonOptions
 from tests.checkpoints import tiny_spec, write_safetensors_model
-from tests.runtimes import ONE_THREAD, tiny_checkpoint
+from tests.daemons import run_command
+from tests.runtimes import ONE_THREAD, needs_torch, tiny_checkpoint
 
 FAST, SLOW = Speed(2000.0, 50.0), Speed(500.0, 10.0)
 
@@ -227,3 +228,36 @@ def test_a_hubs_checkpoint_is_looked_for_in_the_cache_alone(tmp_path: Path) -> N
     settings = HubSettings(endpoint="http://127.0.0.1:9", cache=tmp_path / "empty")
     with pytest.raises(ModelMissing, match="no longer in the cache of what was fetched"):
         find_checkpoint(tmp_path / "package", Source("hub", "org/name", "a" * 40), settings)
+
+
+# What is said of a checkpoint before it is served.
+
+
+def test_a_configuration_with_a_checkpoint_is_checked_as_torch_would_serve_it(tmp_path: Path) -> None:
+    needs_torch()
+    environ = {"EDGEQWEN_MODEL_PACKAGE": str(tiny_checkpoint()), "EDGEQWEN_SOCKET_PATH": str(tmp_path / "s")}
+    environ["STATE_DIRECTORY"] = str(tmp_path / "state")
+    torch = environ | {"EDGEQWEN_ENGINE_RUNTIME": "torch"}
+    assert run_command("config", "check", environ=torch).returncode == 0
+    assert run_command("config", "check", environ=environ | {"EDGEQWEN_ENGINE_RUNTIME": "auto"}).returncode == 0
+    for name, value, said in (
+        ("KV_TYPE", "int8", b"kv.type: torch keeps"),
+        ("KV_CONTEXT", "1000000", b"kv.context: 1000000 is above"),
+        ("MODEL_PACKAGE", str(tmp_path), b"config.json does not exist"),
+        ("ENGINE_RUNTIME", "pytorch", b"engine.runtime: 'pytorch' is unknown"),
+    ):
+        done = run_command("config", "check", environ=torch | {f"EDGEQWEN_{name}": value})
+        assert done.returncode == 78
+        assert said in done.stdout, name
+
+
+def test_doctor_looks_at_a_checkpoint_where_torch_is_to_serve_it(tmp_path: Path) -> None:
+    needs_torch()
+    environ = {"EDGEQWEN_ENGINE_RUNTIME": "torch", "STATE_DIRECTORY": str(tmp_path / "state")}
+    whole, none = (
+        run_command("doctor", "--quick", "--socket", str(tmp_path / "s"), str(path), environ=environ)
+        for path in (tiny_checkpoint(), tmp_path)
+    )
+    assert whole.returncode == 0, whole.stdout
+    assert none.returncode == 66
+    assert b"config.json does not exist" in none.stdout

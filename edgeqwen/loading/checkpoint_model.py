@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from edgeqwen.config import Config, KvTable
 from edgeqwen.core.model import model_name
 from edgeqwen.core.package import is_package, listed_eos, open_package
 from edgeqwen.core.state import writable_folder
@@ -24,7 +25,7 @@ from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_threa
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelReplaced
 from edgeqwen.loading.options import DaemonOptions, Model, chat_template, check_context
-from edgeqwen.runtime.torch.options import TorchOptions, WeightType, installed_version
+from edgeqwen.runtime.torch.options import KV_TYPES, TorchOptions, WeightType, installed_version
 from edgeqwen.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -55,9 +56,11 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
     origin = find_origin(options.package_path)
     from edgeqwen.convert.sources import open_checkpoint
 
+    if options.config.engine.deterministic:
+        log.warning("engine.deterministic: with %s the last bits of an answer still depend on what else runs", runtime)
     checkpoint = open_checkpoint(origin.path)
     try:
-        check_context(options.config.kv, checkpoint.spec.max_position)
+        check_kv(options.config.kv, checkpoint.spec.max_position)
         files = _model_files(checkpoint, origin, options)
     finally:
         checkpoint.close()
@@ -71,6 +74,23 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
         return made
 
     return Model(files, runtime_factory)
+
+
+def check_checkpoint(path: Path, config: Config, runtime: str) -> None:
+    """Raise what keeps `runtime` from serving what is at `path`, as far as that shows without loading it."""
+    check_installed(runtime)
+    from edgeqwen.convert.sources import open_checkpoint
+
+    checkpoint = open_checkpoint(find_origin(path).path)
+    checkpoint.close()
+    check_kv(config.kv, checkpoint.spec.max_position)
+
+
+def check_kv(kv: KvTable, most: int) -> None:
+    """Raise `ConfigInvalid` for a cache that torch does not keep, or a context longer than `most`."""
+    if kv.type not in {"auto", *KV_TYPES}:
+        raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv.type}; take auto")
+    check_context(kv, most)
 
 
 def check_installed(runtime: str) -> None:

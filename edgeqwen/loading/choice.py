@@ -7,6 +7,7 @@ not timed is not chosen while there is another: a package is served by onnxrunti
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Final
 
 from edgeqwen.core.package import is_package
@@ -40,6 +41,11 @@ def choose_runtime(options: DaemonOptions) -> str:
         chosen = possible[0]
         log.info("runtime %s: nothing was timed here yet (`edgeqwen doctor --time` does)", chosen)
     return chosen
+
+
+def serves_checkpoint(runtime: str, path: Path) -> bool:
+    """Whether `engine.runtime` means that a checkpoint is served: of those at `path`, or of the package there."""
+    return runtime in {"torch", "ipex"} or (runtime == "auto" and not is_package(path))
 
 
 def machine_of(threads: ThreadPlan) -> str:
