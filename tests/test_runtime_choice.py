@@ -16,17 +16,18 @@ from edgeqwen.convert.origin import find_checkpoint
 from edgeqwen.core.model import Source, model_name
 from edgeqwen.core.package import MANIFEST, open_package
 from edgeqwen.core.speeds import Speed, read_speeds, speeds_path, write_speeds
-from edgeqwen.cpu import Memory, Processor
+from edgeqwen.cpu import Memory, Processor, ThreadGroup, ThreadPlan
 from edgeqwen.doctor import runtimes
 from edgeqwen.doctor.runtimes import Timing, runtime_findings, time_runtimes, timing_findings
 from edgeqwen.doctor.sample import write_sample
 from edgeqwen.errors import ConfigInvalid, ModelMissing
 from edgeqwen.loading import choice, open_model
-from edgeqwen.loading.checkpoint_model import checkpoint_identity, chosen_weights, find_origin
+from edgeqwen.loading.checkpoint_model import checkpoint_identity, chosen_weights, code_folder, find_origin
 from edgeqwen.loading.choice import choose_runtime, machine_of
 from edgeqwen.loading.options import DaemonOptions
 from tests.checkpoints import tiny_spec, write_safetensors_model
-from tests.runtimes import ONE_THREAD, tiny_checkpoint
+from tests.daemons import run_command
+from tests.runtimes import ONE_THREAD, needs_torch, tiny_checkpoint
 
 FAST, SLOW = Speed(2000.0, 50.0), Speed(500.0, 10.0)
 
@@ -175,6 +176,18 @@ def test_weights_are_bf16_where_the_processor_computes_in_it() -> None:
     arm = Processor("aarch64", "a CPU", frozenset({"asimd", "bf16"}))
     assert [chosen_weights("auto", each) for each in (able, plain, arm)] == ["bf16", "fp32", "bf16"]
     assert chosen_weights("int8", able) == "int8"
+    assert chosen_weights("auto", able, "avx2") == "fp32", "oneDNN may not use what the processor has"
+    assert chosen_weights("auto", able, "avx512_core_amx") == "bf16"
+    assert chosen_weights("auto", arm, "avx2") == "bf16", "a setting for other processors"
+
+
+def test_compiled_code_is_kept_for_a_processor_and_a_number_of_threads(tmp_path: Path) -> None:
+    """Both are written into it, and code for another processor would end the process."""
+    able, plain = (Processor("x86_64", "a CPU", frozenset(flags)) for flags in ({"avx512_bf16"}, {"avx2"}))
+    one, two = (ThreadPlan(ThreadGroup(count), ThreadGroup(count)) for count in (1, 2))
+    folders = [code_folder(tmp_path, each, threads) for each in (able, plain) for threads in (one, two)]
+    assert len(set(folders)) == 4
+    assert code_folder(tmp_path, able, two) == folders[1]
 
 
 # Where a checkpoint is.
@@ -215,3 +228,36 @@ def test_a_hubs_checkpoint_is_looked_for_in_the_cache_alone(tmp_path: Path) -> N
     settings = HubSettings(endpoint="http://127.0.0.1:9", cache=tmp_path / "empty")
     with pytest.raises(ModelMissing, match="no longer in the cache of what was fetched"):
         find_checkpoint(tmp_path / "package", Source("hub", "org/name", "a" * 40), settings)
+
+
+# What is said of a checkpoint before it is served.
+
+
+def test_a_configuration_with_a_checkpoint_is_checked_as_torch_would_serve_it(tmp_path: Path) -> None:
+    needs_torch()
+    environ = {"EDGEQWEN_MODEL_PACKAGE": str(tiny_checkpoint()), "EDGEQWEN_SOCKET_PATH": str(tmp_path / "s")}
+    environ["STATE_DIRECTORY"] = str(tmp_path / "state")
+    torch = environ | {"EDGEQWEN_ENGINE_RUNTIME": "torch"}
+    assert run_command("config", "check", environ=torch).returncode == 0
+    assert run_command("config", "check", environ=environ | {"EDGEQWEN_ENGINE_RUNTIME": "auto"}).returncode == 0
+    for name, value, said in (
+        ("KV_TYPE", "int8", b"kv.type: torch keeps"),
+        ("KV_CONTEXT", "1000000", b"kv.context: 1000000 is above"),
+        ("MODEL_PACKAGE", str(tmp_path), b"config.json does not exist"),
+        ("ENGINE_RUNTIME", "pytorch", b"engine.runtime: 'pytorch' is unknown"),
+    ):
+        done = run_command("config", "check", environ=torch | {f"EDGEQWEN_{name}": value})
+        assert done.returncode == 78
+        assert said in done.stdout, name
+
+
+def test_doctor_looks_at_a_checkpoint_where_torch_is_to_serve_it(tmp_path: Path) -> None:
+    needs_torch()
+    environ = {"EDGEQWEN_ENGINE_RUNTIME": "torch", "STATE_DIRECTORY": str(tmp_path / "state")}
+    whole, none = (
+        run_command("doctor", "--quick", "--socket", str(tmp_path / "s"), str(path), environ=environ)
+        for path in (tiny_checkpoint(), tmp_path)
+    )
+    assert whole.returncode == 0, whole.stdout
+    assert none.returncode == 66
+    assert b"config.json does not exist" in none.stdout

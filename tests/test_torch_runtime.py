@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeqwen.cpu import ThreadGroup, ThreadPlan
+from edgeqwen.cpu import ThreadGroup, ThreadPlan, read_processor
 from edgeqwen.errors import ConfigInvalid
 from edgeqwen.evaluate import built_in_texts
 from edgeqwen.runtime.torch import library
@@ -253,6 +253,17 @@ def test_a_missing_compiler_is_named_with_what_to_install(tmp_path: Path) -> Non
     line = refusal(bench(tmp_path, "--torch-mode", "compile", CXX="/nowhere/c++"))
     assert line.startswith("edgeqwen: torch.mode: compile needs a C++ compiler")
     assert "apt-get install g++" in line
+
+
+def test_products_of_codes_that_overflow_are_refused_with_what_to_take_instead(tmp_path: Path) -> None:
+    """oneDNN without VNNI adds them up in 16 bits, and says nothing."""
+    needs_torch()
+    if not read_processor().is_x86:
+        pytest.skip("of x86")
+    line = refusal(bench(tmp_path, "--torch-weights", "int8", ONEDNN_MAX_CPU_ISA="AVX2"))
+    assert line.startswith("edgeqwen: torch.weights: ")
+    assert "take woq8 or fp32" in line
+    assert bench(tmp_path, "--torch-weights", "woq8", ONEDNN_MAX_CPU_ISA="AVX2").returncode == 0
 
 
 MDWE = (

@@ -13,7 +13,7 @@ import pytest
 from edgeqwen.client import Answer, Client
 from tests.daemons import HANG_GUARD_S, DaemonProcess, running_daemon
 from tests.models import smollm2_gguf
-from tests.runtimes import needs_torch
+from tests.runtimes import needs_torch, tiny_checkpoint
 
 QUESTION = "What is the capital of France?"
 LOADING_S = 4 * HANG_GUARD_S  # torch takes seconds to be imported, and a machine may be busy
@@ -145,3 +145,13 @@ def test_keys_and_values_outlive_the_daemon_but_not_another_form_of_weights(fold
                 wait_for_disk(client)
                 client.shutdown()
             assert daemon.process.wait(HANG_GUARD_S) == 0
+
+
+def test_what_torch_does_not_promise_is_said_at_the_start(folder: Path) -> None:
+    """How a prompt is cut, and what is computed beside it, shows in the last bits of bf16: two tokens that are about as
+    likely may change places.
+    """
+    settings = {"STATE_DIRECTORY": str(folder / "said"), "EDGEQWEN_ENGINE_DETERMINISTIC": "true"}
+    with running_daemon("torch", model=tiny_checkpoint(), environ=settings) as daemon:
+        wait_until_ready(daemon)
+        assert "WARNING engine.deterministic: with torch the last bits" in daemon.log

@@ -83,7 +83,13 @@ def _load_package(package: Package, options: BenchOptions, threads: ThreadPlan) 
 
 def _load_checkpoint(path: Path, options: BenchOptions, processor: Processor, threads: ThreadPlan) -> Subject:
     from edgeqwen.convert.sources import open_checkpoint
-    from edgeqwen.loading.checkpoint_model import check_installed, chosen_weights, find_origin, load_checkpoint
+    from edgeqwen.loading.checkpoint_model import (
+        check_installed,
+        chosen_weights,
+        code_folder,
+        find_origin,
+        load_checkpoint,
+    )
     from edgeqwen.text import Tokenizer
 
     check_installed(options.runtime)
@@ -102,7 +108,7 @@ def _load_checkpoint(path: Path, options: BenchOptions, processor: Processor, th
         computes_bf16=processor.computes_bf16,
         kv_type=None if options.kv_type == "auto" else options.kv_type,
         identity=origin.identity,
-        code_dir=options.code_dir,
+        code_dir=options.code_dir and code_folder(options.code_dir, processor, threads),
     )
     runtime = load_checkpoint(origin, wanted, options.runtime, lambda _: None)
     width = {"fp32": 4, "bf16": 2}.get(weights, 1)

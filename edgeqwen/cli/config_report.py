@@ -126,12 +126,19 @@ def _processor(config: Config) -> None:
 def _model(config: Config) -> None:
     from edgeqwen.core.package import open_package, read_text_files, resolve_model, verify_digests
     from edgeqwen.errors import ConfigInvalid
-    from edgeqwen.loading import check_context
+    from edgeqwen.loading import check_context, unknown_runtime
+    from edgeqwen.loading.checkpoint_model import check_checkpoint
+    from edgeqwen.loading.choice import serves_checkpoint
 
-    path = resolve_model(config.model.package, models_folder())
-    if config.engine.runtime.startswith("fake:"):
+    path, runtime = resolve_model(config.model.package, models_folder()), config.engine.runtime
+    if runtime.startswith("fake:"):
         read_text_files(path)
         return
+    if serves_checkpoint(runtime, path):
+        check_checkpoint(path, config, "torch" if runtime == "auto" else runtime)
+        return
+    if runtime not in {"onnx", "auto"}:
+        raise unknown_runtime(runtime)
     package = open_package(path)
     verify_digests(package, with_weights=False)
     kv, manifest = config.kv, package.manifest

@@ -16,6 +16,7 @@ from edgeqwen.cli.threads import CPUS_HELP, THREADS_HELP, planned_threads
 if TYPE_CHECKING:
     from edgeqwen.config import Config
     from edgeqwen.doctor.examination import Examination
+    from edgeqwen.doctor.finding import Finding
 
 
 @click.command("doctor", short_help="Look at this machine, and at a package, for what is in the way.")
@@ -47,10 +48,12 @@ def command(
     from importlib.metadata import version
 
     from edgeqwen.config import load
+    from edgeqwen.core.package import is_package
     from edgeqwen.cpu import read_processor
     from edgeqwen.doctor import examine
     from edgeqwen.doctor.examination import Subject
     from edgeqwen.doctor.trial import run_trial
+    from edgeqwen.loading.choice import serves_checkpoint
 
     names = {
         "threads": "cpu.threads",
@@ -62,6 +65,10 @@ def command(
     config = load(config_path, os.environ, {names[flag]: value for flag, value in flags.items()})
     state_dir = state_folder(config.service.state_dir, os.environ, is_root=os.geteuid() == 0)
     path = _package_path(package or config.model.package)
+    problem = None
+    if path is not None and serves_checkpoint(config.engine.runtime, path):
+        problem = _checkpoint_finding(path, config)
+        path = path if is_package(path) else None  # its spec says what to time
     examination = examine(
         Subject(
             processor=read_processor(),
@@ -75,6 +82,8 @@ def command(
             configured_runtime=config.engine.runtime,
         )
     )
+    if problem is not None:
+        examination = examination.with_trial(problem)
     if path is not None and not quick and not examination.exit_code:
         places = ("--threads", str(config.cpu.threads), "--cpus", config.cpu.cpus)
         examination = examination.with_trial(examination.trial_obstacle or run_trial(str(path), places))
@@ -106,6 +115,21 @@ def _timed(examination: Examination, config: Config) -> Examination:
     )
     lost = keep_timing(speeds_path(subject.state_dir, machine_of(subject.threads)), timing)
     return examination.with_timing(timing, *([lost] if lost else []))
+
+
+def _checkpoint_finding(path: Path, config: Config) -> Finding | None:
+    """What keeps torch from serving the checkpoint at `path`."""
+    from edgeqwen.doctor.finding import Finding
+    from edgeqwen.errors import EdgeqwenError
+    from edgeqwen.loading.checkpoint_model import check_checkpoint
+
+    runtime = config.engine.runtime
+    try:
+        check_checkpoint(path, config, "torch" if runtime == "auto" else runtime)
+    except EdgeqwenError as error:
+        text, _, advice = error.message.partition("; ")
+        return Finding("error", "checkpoint", text, advice or "give another (--model)", error.exit_code)
+    return None
 
 
 def _package_path(given: str) -> Path | None:

@@ -8,7 +8,15 @@ from edgeqwen.loading.early import EarlyRuntime
 from edgeqwen.loading.options import DaemonOptions, Model, check_context
 from edgeqwen.loading.package_model import check_unchanged, open_package_model
 
-__all__ = ["DaemonOptions", "EarlyRuntime", "Model", "check_context", "check_unchanged", "open_model"]
+__all__ = [
+    "DaemonOptions",
+    "EarlyRuntime",
+    "Model",
+    "check_context",
+    "check_unchanged",
+    "open_model",
+    "unknown_runtime",
+]
 
 
 def open_model(options: DaemonOptions) -> Model:
@@ -28,4 +36,9 @@ def open_model(options: DaemonOptions) -> Model:
         from edgeqwen.loading.scripted_model import open_scripted_model
 
         return open_scripted_model(options)
-    raise ConfigInvalid(f"engine.runtime: {runtime!r} is unknown; there are onnx, torch, ipex, auto and fake:SCRIPT")
+    raise unknown_runtime(runtime)
+
+
+def unknown_runtime(name: str) -> ConfigInvalid:
+    """What to say of an `engine.runtime` that there is not."""
+    return ConfigInvalid(f"engine.runtime: {name!r} is unknown; there are onnx, torch, ipex, auto and fake:SCRIPT")

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from edgeqwen.config import Config, KvTable
 from edgeqwen.core.model import model_name
 from edgeqwen.core.package import is_package, listed_eos, open_package
 from edgeqwen.core.state import writable_folder
 from edgeqwen.core.step import Runtime
-from edgeqwen.cpu import Processor, fingerprint, place_calling_thread, read_processor
+from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_processor
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelReplaced
 from edgeqwen.loading.options import DaemonOptions, Model, chat_template, check_context
-from edgeqwen.runtime.torch.options import TorchOptions, WeightType, installed_version
+from edgeqwen.runtime.torch.options import KV_TYPES, TorchOptions, WeightType, installed_version
 from edgeqwen.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 TEXT_FOLDER: Final = "checkpoints"
 CODE_FOLDER: Final = "torch-code"
+BF16_ISAS: Final = ("auto", "avx512_core_bf16", "avx512_core_fp16", "avx512_core_amx", "avx512_core_amx_fp16")
+"""Values of `torch.max_isa` with which oneDNN multiplies bf16 in hardware."""
+
 log = logging.getLogger(__name__)
 
 
@@ -52,9 +56,11 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
     origin = find_origin(options.package_path)
     from edgeqwen.convert.sources import open_checkpoint
 
+    if options.config.engine.deterministic:
+        log.warning("engine.deterministic: with %s the last bits of an answer still depend on what else runs", runtime)
     checkpoint = open_checkpoint(origin.path)
     try:
-        check_context(options.config.kv, checkpoint.spec.max_position)
+        check_kv(options.config.kv, checkpoint.spec.max_position)
         files = _model_files(checkpoint, origin, options)
     finally:
         checkpoint.close()
@@ -68,6 +74,23 @@ def open_checkpoint_model(options: DaemonOptions, runtime: str) -> Model:
         return made
 
     return Model(files, runtime_factory)
+
+
+def check_checkpoint(path: Path, config: Config, runtime: str) -> None:
+    """Raise what keeps `runtime` from serving what is at `path`, as far as that shows without loading it."""
+    check_installed(runtime)
+    from edgeqwen.convert.sources import open_checkpoint
+
+    checkpoint = open_checkpoint(find_origin(path).path)
+    checkpoint.close()
+    check_kv(config.kv, checkpoint.spec.max_position)
+
+
+def check_kv(kv: KvTable, most: int) -> None:
+    """Raise `ConfigInvalid` for a cache that torch does not keep, or a context longer than `most`."""
+    if kv.type not in {"auto", *KV_TYPES}:
+        raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv.type}; take auto")
+    check_context(kv, most)
 
 
 def check_installed(runtime: str) -> None:
@@ -137,7 +160,7 @@ def spread_out(checkpoint: Checkpoint, weights: WeightType) -> Checkpoint:
 def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, runtime: str) -> TorchOptions:
     """What the configuration asks of torch, for this processor."""
     processor, kv, given = read_processor(), options.config.kv, options.config.torch
-    version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights}"
+    version = f"{runtime} {installed_version('torch')} {given.mode} {given.weights} {given.max_isa} {kv.type}"
     machine = fingerprint(processor, thread_counts=options.threads.counts, runtime_version=version)
     state = writable_folder(options.state_dir)
     return TorchOptions(
@@ -145,20 +168,34 @@ def torch_options(options: DaemonOptions, origin: Origin, *, max_position: int, 
         capacity=kv.context_of(max_position),
         threads=options.threads,
         mode=cast(Any, given.mode),
-        weights=chosen_weights(given.weights, processor),
-        computes_bf16=processor.computes_bf16,
+        weights=chosen_weights(given.weights, processor, given.max_isa),
+        computes_bf16=computes_bf16(processor, given.max_isa),
         max_isa=given.max_isa,
         kv_type=None if kv.type == "auto" else cast(Any, kv.type),
         identity=origin.identity,
-        code_dir=options.cache_dir / CODE_FOLDER,
+        code_dir=code_folder(options.cache_dir / CODE_FOLDER, processor, options.threads),
         profile_path=state and state / f"{machine}-{origin.identity}.json",
     )
 
 
-def chosen_weights(configured: str, processor: Processor) -> WeightType:
-    """`auto` is bf16 where the processor computes in it, else fp32."""
+def code_folder(parent: Path, processor: Processor, threads: ThreadPlan) -> Path:
+    """Where compiled code is kept: the processor's instructions and the number of threads are written into it, and
+    neither is looked at when it is read again.
+    """
+    return parent / fingerprint(
+        processor, thread_counts=threads.counts, runtime_version=f"torch {installed_version('torch')}"
+    )
+
+
+def computes_bf16(processor: Processor, max_isa: str) -> bool:
+    """Whether oneDNN multiplies bf16 in hardware: the processor can, and `torch.max_isa` lets it."""
+    return processor.computes_bf16 and (not processor.is_x86 or max_isa in BF16_ISAS)
+
+
+def chosen_weights(configured: str, processor: Processor, max_isa: str = "auto") -> WeightType:
+    """`auto` is bf16 where it is computed in, else fp32."""
     if configured == "auto":
-        return "bf16" if processor.computes_bf16 else "fp32"
+        return "bf16" if computes_bf16(processor, max_isa) else "fp32"
     return cast(WeightType, configured)
 
 
@@ -167,7 +204,7 @@ def _model_files(checkpoint: Checkpoint, origin: Origin, options: DaemonOptions)
     eos = [*spec.eos_token_ids, *listed_eos(side.generation_config)]
     return ModelFiles(
         name=origin.name,
-        quant=chosen_weights(options.config.torch.weights, read_processor()),
+        quant=chosen_weights(options.config.torch.weights, read_processor(), options.config.torch.max_isa),
         tokenizer=_tokenizer(side.tokenizer_json, options.cache_dir / TEXT_FOLDER / f"{origin.identity}.json"),
         template=chat_template(side.chat_template or None),
         generation_defaults=side.generation_config,

@@ -7,6 +7,7 @@ not timed is not chosen while there is another: a package is served by onnxrunti
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Final
 
 from edgeqwen.core.package import is_package
@@ -42,6 +43,11 @@ def choose_runtime(options: DaemonOptions) -> str:
     return chosen
 
 
+def serves_checkpoint(runtime: str, path: Path) -> bool:
+    """Whether `engine.runtime` means that a checkpoint is served: of those at `path`, or of the package there."""
+    return runtime in {"torch", "ipex"} or (runtime == "auto" and not is_package(path))
+
+
 def machine_of(threads: ThreadPlan) -> str:
     """What timings are of: processor and threads, with whatever versions of the runtimes there are."""
     versions = " ".join(f"{name} {installed_version(name)}" for name in LIBRARIES)
@@ -67,7 +73,7 @@ def _has_room(options: DaemonOptions) -> bool:
     from edgeqwen.loading.checkpoint_model import chosen_weights
 
     spec = open_package(options.package_path).manifest.spec
-    weights = chosen_weights(options.config.torch.weights, read_processor())
+    weights = chosen_weights(options.config.torch.weights, read_processor(), options.config.torch.max_isa)
     count = spec.num_layer_weights + 2 * spec.vocab_size * spec.hidden_size
     free = read_memory().free
     return free <= 0 or count * BYTES_PER_WEIGHT[weights] <= SHARE * free

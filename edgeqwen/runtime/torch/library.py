@@ -5,7 +5,8 @@ compute belong to the thread that first runs a product, which has to be the engi
 
 oneDNN writes machine code as it runs. Where memory may not be made executable it fails with words that say nothing, so
 one product is tried first. torch takes its kernels' instruction sets from /proc/cpuinfo, and without that file computes
-everything with its slowest ones.
+everything with its slowest ones. Without VNNI oneDNN adds products of 8 bits up in 16, where they overflow: answers
+would be nonsense, so a product of known result is tried.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ SPINS: Final = 20_000
 """Turns that a waiting thread looks around before it sleeps: enough for the time between two products. By default GNU's
 make it fifteen times as many, and beside another busy process that time is taken from whom it waits for.
 """
+
+HIGHEST_CODE: Final = 127
 
 JIT_ADVICE: Final = (
     "the unit must allow memory that is written and then executed: MemoryDenyWriteExecute=no "
@@ -114,21 +117,29 @@ def processor_has_avx2() -> bool:
 
 
 def _check_products(torch: Any, options: TorchOptions) -> None:
-    """Try one product of each kind that will be needed."""
+    """Try one product of each kind that will be needed, that of codes with known results."""
     rows, weights = torch.zeros(2, 64), torch.zeros(64, 64)
     try:
         if options.is_bf16:
             torch.nn.functional.linear(rows.bfloat16(), weights.bfloat16())
-        if options.weights == "int8":
-            packed = torch.ops.onednn.qlinear_prepack(weights.to(torch.int8), [2, 64])
-            zeros = torch.zeros(64, dtype=torch.int64)
-            codes = rows.to(torch.int8)
-            torch.ops.onednn.qlinear_pointwise(
-                codes, 1.0, 0, packed, torch.ones(64), zeros, None, 1.0, 0, torch.float32, "none", [], ""
-            )
+        sums = _sums_of_codes(torch) if options.weights == "int8" else None
         torch.nn.functional.linear(rows, weights)
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         raise _product_error(error, options) from error
+    if sums is not None and bool((sums != 64 * HIGHEST_CODE**2).any()):
+        raise ConfigInvalid(
+            "torch.weights: torch's oneDNN adds products of int8 up in 16 bits here, which do not hold them (it has no "
+            "VNNI to use): take woq8 or fp32, or --runtime onnx"
+        )
+
+
+def _sums_of_codes(torch: Any) -> Any:
+    """Sums of 64 products of the highest codes, in each element."""
+    codes, zeros = torch.full((64, 64), HIGHEST_CODE, dtype=torch.int8), torch.zeros(64, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack(codes, [2, 64])
+    return torch.ops.onednn.qlinear_pointwise(
+        codes[:2], 1.0, 0, packed, torch.ones(64), zeros, None, 1.0, 0, torch.float32, "none", [], ""
+    )
 
 
 def _product_error(error: Exception, options: TorchOptions) -> EdgeqwenError:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from edgeqwen.core.model import KVType
 from edgeqwen.cpu import ThreadPlan
 
 Mode: TypeAlias = Literal["eager", "compile"]
 WeightType: TypeAlias = Literal["fp32", "bf16", "int8", "woq8"]
+
+KV_TYPES: Final[tuple[KVType, ...]] = ("fp32", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
