@@ -78,6 +78,18 @@ def test_a_compiled_layer_computes_what_transformers_computes(name: str, tmp_pat
     runtime.close()
 
 
+def test_a_slot_of_two_tokens_is_enough_to_be_compiled_for(tmp_path: Path) -> None:
+    needs_torch()
+    try:
+        runtime = torch_runtime(tiny_checkpoint(), capacity=2, mode="compile", code_dir=tmp_path / "code")
+    except ConfigInvalid as error:
+        if "compiler" not in error.message:
+            raise
+        pytest.skip(error.message)
+    assert all_logits(runtime, [1, 2], chunk=2).shape[0] == 2
+    runtime.close()
+
+
 def test_compiled_code_is_found_again_and_made_anew_if_it_is_broken(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

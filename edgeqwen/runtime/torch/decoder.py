@@ -152,7 +152,7 @@ class Decoder:
 
         def arguments(count: int) -> tuple[Any, ...]:
             rows = torch.zeros(count, self.spec.hidden_size)
-            turns = [table[torch.arange(count)].unsqueeze(1) for table in tables]
+            turns = [table[torch.zeros(count, dtype=torch.int64)].unsqueeze(1) for table in tables]
             return rows, *turns, self._numbers[0], self._vectors[0]
 
         with operators.executing(_Shapes(self)):
