@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import EMBEDDING, FINAL_NORM, OUTPUT, Checkpoint, expected_tensors
+from edgeqwen.convert.checkpoint import Checkpoint, expected_tensors
 from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT
 
 SEED = 20240607
 Doubles = NDArray[np.float64]

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
-from edgeqwen.convert.checkpoint import EMBEDDING, FINAL_NORM, OUTPUT, expected_tensors
+from edgeqwen.convert.checkpoint import expected_tensors
 from edgeqwen.core.model import Family, ModelSpec, RopeScaling
+from edgeqwen.core.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT
 
 Array = NDArray[np.float32]
 Dtype = Literal["F32", "F16", "BF16"]

@@ -8,6 +8,7 @@ python -m tests.record_parity greedy FILE.gguf     -> tests/data/smollm2_greedy.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import tempfile
@@ -48,6 +49,13 @@ QUESTIONS = (
 def case_ids(vocab_size: int, count: int = NUM_IDS) -> list[int]:
     """The ids that all cases are computed for."""
     return [int(token) for token in np.random.default_rng(5).integers(0, vocab_size, count)]
+
+
+@functools.cache
+def recorded() -> dict[str, NDArray[np.float32]]:
+    """What `record_parity` has recorded."""
+    with np.load(DATA / "parity.npz") as file:
+        return dict(file)
 
 
 def reference_logits(folder: Path, ids: list[int]) -> NDArray[np.float32]:

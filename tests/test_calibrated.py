@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.calibrated import LayerQuantizer
 from edgeqwen.convert.calibration import Windows, calibration_windows
-from edgeqwen.convert.checkpoint import EMBEDDING, STEP_TENSORS, Checkpoint, Float32Array, StepName, layer_prefix
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.forward import LayerForward, Workers, embed
 from edgeqwen.convert.importer import import_model
 from edgeqwen.convert.kv_scales import key_scales, round_cache, value_scales
@@ -25,6 +25,7 @@ from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
 from edgeqwen.core.package import GRAPH, open_package
 from edgeqwen.core.step import Batch, Chunk
+from edgeqwen.core.tensor_names import EMBEDDING, STEP_TENSORS, StepName, layer_prefix
 from edgeqwen.evaluate import built_in_texts
 from edgeqwen.runtime.onnx import OnnxOptions, OnnxRuntime
 from tests.checkpoints import write_safetensors_model

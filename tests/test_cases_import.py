@@ -19,9 +19,9 @@ import pytest
 
 from edgeqwen.client import CutOff
 from edgeqwen.convert import importer
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT
 from edgeqwen.convert.importer import import_model
 from edgeqwen.core.package import installed_models, open_package, verify_digests
+from edgeqwen.core.tensor_names import EMBEDDING, OUTPUT
 from edgeqwen.errors import EXIT_BAD_MODEL, EXIT_NO_INPUT, CannotWrite, EdgeqwenError, ModelInvalid
 from tests.checkpoints import (
     CHAT_TEMPLATE,

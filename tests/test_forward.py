@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeqwen.convert.checkpoint import FINAL_NORM, STEP_TENSORS, Checkpoint, Float32Array, StepName, layer_prefix
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.forward import Attended, LayerForward, Workers, embed, rms_norm
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
+from edgeqwen.core.tensor_names import FINAL_NORM, STEP_TENSORS, StepName, layer_prefix
 from tests.models import all_logits, scratch, tiny_package, tiny_runtime
 
 WINDOW = 24

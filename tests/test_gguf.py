@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from edgeqwen.convert.checkpoint import EMBEDDING
 from edgeqwen.convert.files import DataFile
 from edgeqwen.convert.gguf_checkpoint import open_gguf
 from edgeqwen.convert.gguf_header import TENSOR_TYPES, GgufHeader, read_header
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import RopeScaling
+from edgeqwen.core.tensor_names import EMBEDDING
 from edgeqwen.errors import EXIT_BAD_MODEL, EXIT_NO_INPUT, EdgeqwenError, ModelInvalid, ModelMissing
 from tests.checkpoints import (
     add_gguf_shape,

@@ -14,11 +14,11 @@ import pytest
 from onnx import numpy_helper
 
 from edgeqwen.convert import importer
-from edgeqwen.convert.checkpoint import EMBEDDING
 from edgeqwen.convert.importer import import_model
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Quant
 from edgeqwen.core.package import GRAPH, open_package, verify_digests
+from edgeqwen.core.tensor_names import EMBEDDING
 from edgeqwen.errors import CannotWrite, ModelInvalid, ModelMissing
 from tests.checkpoints import write_gguf_model, write_safetensors_model
 from tests.models import all_logits, tiny_package, tiny_runtime

@@ -11,8 +11,8 @@ import pytest
 
 from edgeqwen.convert.importer import import_model
 from tests.checkpoints import write_gguf_model, write_safetensors_model
-from tests.models import Array, all_logits, needs_row_invariance, scratch, tiny_runtime
-from tests.record_parity import CASES, DATA, POSITIONS, case_ids, reference_logits
+from tests.models import all_logits, needs_row_invariance, scratch, tiny_runtime
+from tests.record_parity import CASES, POSITIONS, case_ids, recorded, reference_logits
 
 TOLERANCE = 1e-3  # of the logits' standard deviation
 
@@ -24,12 +24,6 @@ def case_package(name: str) -> Path:
     write_safetensors_model(scratch() / f"parity-{name}-source", family=family, **options)
     import_model(scratch() / f"parity-{name}-source", out, quant="fp32", target="any", name=name)
     return out
-
-
-@functools.cache
-def recorded() -> dict[str, Array]:
-    with np.load(DATA / "parity.npz") as file:
-        return dict(file)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,19 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeqwen.convert.checkpoint import (
-    EMBEDDING,
-    HIDDEN_TURN,
-    OUTPUT,
-    OUTPUT_TURN,
-    Checkpoint,
-    Float32Array,
-    expected_tensors,
-)
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array, expected_tensors
 from edgeqwen.convert.forward import embed
 from edgeqwen.convert.rotation import RotatedCheckpoint, orthogonal
 from edgeqwen.convert.sources import open_checkpoint
 from edgeqwen.core.model import Family
+from edgeqwen.core.tensor_names import EMBEDDING, HIDDEN_TURN, OUTPUT, OUTPUT_TURN
 from tests.checkpoints import write_safetensors_model
 from tests.test_forward import run_layers
 

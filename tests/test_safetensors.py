@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from edgeqwen.convert.checkpoint import EMBEDDING, OUTPUT
 from edgeqwen.convert.files import DataFile
 from edgeqwen.convert.rows import decode_plain
 from edgeqwen.convert.safetensors_header import StoredTensor, read_header
 from edgeqwen.convert.sources import open_checkpoint
+from edgeqwen.core.tensor_names import EMBEDDING, OUTPUT
 from edgeqwen.errors import EXIT_BAD_MODEL, EXIT_NO_INPUT, EdgeqwenError, ModelInvalid, ModelMissing
 from tests.checkpoints import random_tensors, rounded, safetensors_bytes, tiny_spec, write_json, write_safetensors_model
 

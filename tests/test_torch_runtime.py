@@ -23,7 +23,7 @@ from edgeqwen.runtime.torch.library import library_environment, prepare_environm
 from edgeqwen.runtime.torch.options import TorchOptions
 from edgeqwen.text import Tokenizer
 from tests.models import Array, all_logits, smollm2_gguf
-from tests.record_parity import CASES, DATA, POSITIONS, case_ids, reference_logits
+from tests.record_parity import CASES, DATA, POSITIONS, case_ids, recorded, reference_logits
 from tests.runtimes import ONE_THREAD, needs_torch, tiny_checkpoint, torch_runtime
 
 TOLERANCE = 1e-3  # of the logits' standard deviation
@@ -35,12 +35,6 @@ ROOT = Path(__file__).parent.parent
 def case_checkpoint(name: str) -> Path:
     family, options = CASES[name]
     return tiny_checkpoint(family, **options)
-
-
-@functools.cache
-def recorded() -> dict[str, Array]:
-    with np.load(DATA / "parity.npz") as file:
-        return dict(file)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ from edgeqwen.core.package import Package, open_package
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import Processor, ThreadPlan
 from edgeqwen.errors import BadRequest
-from edgeqwen.runtime.torch.options import Mode, TorchOptions
+from edgeqwen.runtime.torch.options import BYTES_PER_WEIGHT, Mode, TorchOptions
 
 if TYPE_CHECKING:
     from edgeqwen.text import Tokenizer
@@ -111,14 +111,13 @@ def _load_checkpoint(path: Path, options: BenchOptions, processor: Processor, th
         code_dir=options.code_dir and code_folder(options.code_dir, processor, threads),
     )
     runtime = load_checkpoint(origin, wanted, options.runtime, lambda _: None)
-    width = {"fp32": 4, "bf16": 2}.get(weights, 1)
     return Subject(
         runtime=runtime,
         name=origin.name,
         quant=weights,
         weight_form=options.torch_mode,
-        kv_type=getattr(runtime, "kv_type", "fp32"),
-        weights_bytes=width * (spec.num_layer_weights + spec.vocab_size * spec.hidden_size),
+        kv_type=runtime.kv_type,
+        weights_bytes=BYTES_PER_WEIGHT[weights] * (spec.num_layer_weights + spec.vocab_size * spec.hidden_size),
         make_tokenizer=lambda: Tokenizer.from_bytes(tokenizer_json),
     )
 

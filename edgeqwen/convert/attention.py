@@ -12,11 +12,12 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.linear import Linears, Product, scaled
 from edgeqwen.core.model import KV_KINDS, ModelSpec
 from edgeqwen.core.rope import rotary_tables
+from edgeqwen.core.tensor_names import layer_prefix
 
 NO_INPUT: Final = ""
 

@@ -14,9 +14,10 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import STEP_TENSORS, Float32Array, Uint8Array
+from edgeqwen.convert.checkpoint import Float32Array, Uint8Array
 from edgeqwen.convert.quantize import BlockWeights, pack_nibbles
 from edgeqwen.convert.store import TensorStore
+from edgeqwen.core.tensor_names import STEP_TENSORS
 
 Bits: TypeAlias = Literal[4, 8]
 

@@ -26,15 +26,7 @@ import numpy as np
 from edgeqwen.convert.activations import round_blocks, round_rows
 from edgeqwen.convert.attention import KVScales
 from edgeqwen.convert.calibration import Windows
-from edgeqwen.convert.checkpoint import (
-    FINAL_NORM,
-    OUTPUT_TURN,
-    STEP_TENSORS,
-    Checkpoint,
-    Float32Array,
-    StepName,
-    layer_prefix,
-)
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.correction import corrected
 from edgeqwen.convert.forward import (
     Attended,
@@ -48,6 +40,7 @@ from edgeqwen.convert.quantize import Form, QuantizedTensor
 from edgeqwen.convert.recipe import Recipe
 from edgeqwen.convert.rounding import MatrixRounder, restored
 from edgeqwen.convert.smoothing import channel_scales
+from edgeqwen.core.tensor_names import FINAL_NORM, OUTPUT_TURN, STEP_TENSORS, StepName, layer_prefix
 
 Progress: TypeAlias = Callable[[float], None]
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeqwen.core.model import ModelSpec, Pooling, Source
+from edgeqwen.core.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT, layer_prefix
 
 Float32Array: TypeAlias = NDArray[np.float32]
 Uint8Array: TypeAlias = NDArray[np.uint8]
@@ -82,33 +83,6 @@ class Checkpoint(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-EMBEDDING = "model.embed_tokens.weight"
-OUTPUT = "lm_head.weight"
-FINAL_NORM = "model.norm.weight"
-OUTPUT_TURN = "model.norm.turn.weight"
-"""`[hidden, hidden]`, times what leaves the final norm; only a rotated checkpoint has it."""
-
-HIDDEN_TURN = "model.norm.hidden_turn.weight"
-"""`[hidden, hidden]`, times what leaves a rotated checkpoint's final norm is what leaves the model's own."""
-
-StepName: TypeAlias = Literal["qkv", "o", "gate_up", "down"]
-
-STEP_TENSORS: Final[dict[StepName, tuple[str, ...]]] = {
-    "qkv": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    "o": ("self_attn.o_proj.weight",),
-    "gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-    "down": ("mlp.down_proj.weight",),
-}
-"""Linear layers of each step of a layer, which multiply one input; in the order in which their outputs stand side by
-side.
-"""
-
-
-def layer_prefix(layer: int) -> str:
-    """What the names of a layer's tensors begin with."""
-    return f"model.layers.{layer}."
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -28,9 +28,10 @@ from typing import Final
 import numpy as np
 
 from edgeqwen.convert.attention import Attention
-from edgeqwen.convert.checkpoint import FINAL_NORM, Checkpoint, Float32Array, layer_prefix
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.linear import WANTED, Linears, Product, scaled
+from edgeqwen.core.tensor_names import FINAL_NORM, layer_prefix
 
 NO_INPUT: Final = ""
 WANTED_ROWS: Final = "wanted_rows"

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from edgeqwen import __version__
-from edgeqwen.convert.checkpoint import SideFiles, layer_prefix
+from edgeqwen.convert.checkpoint import SideFiles
 from edgeqwen.convert.config_json import read_spec, read_text_files
 from edgeqwen.convert.exported_layout import HOW, Layout, check_against, read_layout
 from edgeqwen.convert.files import Fields, read_json
@@ -28,6 +28,7 @@ from edgeqwen.convert.staging import publish, staging
 from edgeqwen.convert.store import ALIGNMENT
 from edgeqwen.core.model import Manifest, ModelSpec, Source
 from edgeqwen.core.package import GRAPH, TOKENIZER, WEIGHTS, open_package
+from edgeqwen.core.tensor_names import layer_prefix
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 OLD_PAIR: Final = ("decoder_model.onnx", "decoder_with_past_model.onnx")

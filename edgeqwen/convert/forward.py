@@ -25,9 +25,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeqwen.convert.checkpoint import EMBEDDING, Checkpoint, Float32Array, StepName, layer_prefix
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.core.model import ModelSpec
 from edgeqwen.core.rope import rotary_tables
+from edgeqwen.core.tensor_names import EMBEDDING, StepName, layer_prefix
 
 
 @dataclass(frozen=True, slots=True)

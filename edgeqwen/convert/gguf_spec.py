@@ -10,12 +10,13 @@ from typing import Final, cast
 import msgspec
 import numpy as np
 
-from edgeqwen.convert.checkpoint import EMBEDDING, FINAL_NORM, OUTPUT, Float32Array
+from edgeqwen.convert.checkpoint import Float32Array
 from edgeqwen.convert.files import DataFile, Fields
 from edgeqwen.convert.gguf_header import GgufHeader, GgufTensor
 from edgeqwen.convert.side_files import TextFiles
 from edgeqwen.convert.strict import FAMILIES, MAX_LAYERS
 from edgeqwen.core.model import Family, ModelSpec, RopeScaling
+from edgeqwen.core.tensor_names import EMBEDDING, FINAL_NORM, OUTPUT
 from edgeqwen.errors import ModelInvalid
 
 ROPE_FACTORS: Final = "rope_freqs.weight"

@@ -19,9 +19,9 @@ from __future__ import annotations
 import numpy as np
 
 from edgeqwen.convert.block_writer import StoredBlocks
-from edgeqwen.convert.checkpoint import EMBEDDING
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.weights import StoredWeights
+from edgeqwen.core.tensor_names import EMBEDDING
 
 
 def multiply_blocks(build: GraphBuilder, x: str, matrix: StoredBlocks, output: str) -> str:

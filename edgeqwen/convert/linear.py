@@ -24,10 +24,11 @@ from typing import Final, Literal, Protocol, TypeAlias
 import numpy as np
 
 from edgeqwen.convert.block_writer import StoredBlocks
-from edgeqwen.convert.checkpoint import EMBEDDING, Float32Array
+from edgeqwen.convert.checkpoint import Float32Array
 from edgeqwen.convert.graph import MICROSOFT, GraphBuilder
 from edgeqwen.convert.head import Head, multiply_blocks
 from edgeqwen.convert.weights import StoredWeights
+from edgeqwen.core.tensor_names import EMBEDDING
 
 LinearForm: TypeAlias = Literal["fp32", "rows", "blocks"]
 

@@ -26,19 +26,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgeqwen.convert.checkpoint import (
-    EMBEDDING,
-    FINAL_NORM,
-    HIDDEN_TURN,
-    OUTPUT,
-    OUTPUT_TURN,
-    BlockTensor,
-    Checkpoint,
-    Float32Array,
-    SideFiles,
-    TensorInfo,
-)
+from edgeqwen.convert.checkpoint import BlockTensor, Checkpoint, Float32Array, SideFiles, TensorInfo
 from edgeqwen.core.model import ModelSpec, Source
+from edgeqwen.core.tensor_names import EMBEDDING, FINAL_NORM, HIDDEN_TURN, OUTPUT, OUTPUT_TURN
 
 
 def orthogonal(size: int, rng: np.random.Generator) -> Float32Array:

@@ -9,14 +9,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from edgeqwen.convert.checkpoint import (
-    EMBEDDING,
-    OUTPUT,
-    BlockTensor,
-    Float32Array,
-    SideFiles,
-    TensorInfo,
-)
+from edgeqwen.convert.checkpoint import BlockTensor, Float32Array, SideFiles, TensorInfo
 from edgeqwen.convert.config_json import read_spec, read_text_files
 from edgeqwen.convert.embedding_model import with_base_names
 from edgeqwen.convert.files import DataFile, Fields, read_json
@@ -25,6 +18,7 @@ from edgeqwen.convert.safetensors_header import StoredTensor, read_header
 from edgeqwen.convert.side_files import require
 from edgeqwen.convert.strict import check_tensors
 from edgeqwen.core.model import ModelSpec, Source
+from edgeqwen.core.tensor_names import EMBEDDING, OUTPUT
 from edgeqwen.errors import ModelInvalid, ModelMissing
 
 SINGLE: Final = "model.safetensors"

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from edgeqwen.convert.block_writer import Bits, BlockWriter, StoredBlocks
-from edgeqwen.convert.checkpoint import EMBEDDING, HIDDEN_TURN, OUTPUT, OUTPUT_TURN, Checkpoint, Float32Array
+from edgeqwen.convert.checkpoint import Checkpoint, Float32Array
 from edgeqwen.convert.quantize import (
     BlockWeights,
     Form,
@@ -29,6 +29,7 @@ from edgeqwen.convert.quantize import (
 from edgeqwen.convert.rounding import MatrixRounder
 from edgeqwen.convert.store import TensorStore
 from edgeqwen.core.model import WeightForm
+from edgeqwen.core.tensor_names import EMBEDDING, HIDDEN_TURN, OUTPUT, OUTPUT_TURN
 from edgeqwen.errors import ModelInvalid
 
 ROWS_AT_ONCE: Final = 4096

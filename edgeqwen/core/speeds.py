@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from edgeqwen.core.state import write_whole
 
 PROMPT: Final = 500
 ANSWER: Final = 200
@@ -29,8 +28,8 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def speeds_path(folder: Path, machine: str) -> Path:
-    """Where they are kept; `machine` says what machine and threads they are of."""
-    return folder / f"runtimes-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
+    """Where they are kept; `machine` is the fingerprint of what they are of."""
+    return folder / f"runtimes-{machine}.json"
 
 
 def read_speeds(path: Path) -> Mapping[str, Speed]:
@@ -46,11 +45,4 @@ def read_speeds(path: Path) -> Mapping[str, Speed]:
 def write_speeds(path: Path, speeds: Mapping[str, Speed]) -> None:
     """Keep them, whole or not at all; raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(msgspec.json.encode(dict(speeds)) + b"\n")
-        beside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
-        raise
+    write_whole(path, msgspec.json.encode(dict(speeds)) + b"\n")

@@ -21,10 +21,8 @@ from edgeqwen.core.speeds import ANSWER, PROMPT, Speed, write_speeds
 from edgeqwen.cpu import Processor
 from edgeqwen.doctor.finding import Finding
 from edgeqwen.doctor.sample import write_sample
+from edgeqwen.loading.choice import PACKAGES
 from edgeqwen.runtime.torch.options import installed_version
-
-PACKAGES: Final = {"onnx": "onnxruntime", "torch": "torch", "ipex": "intel-extension-for-pytorch"}
-"""Runtime -> the package that it needs."""
 
 TIMING_FLAGS: Final = ("--prompt", "256", "--decode", "24", "--json")
 GIVE_UP_S: Final = 120.0

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from edgeqwen.config import Config, KvTable
 from edgeqwen.core.model import model_name
 from edgeqwen.core.package import is_package, listed_eos, open_package
-from edgeqwen.core.state import writable_folder
+from edgeqwen.core.state import writable_folder, write_whole
 from edgeqwen.core.step import Runtime
 from edgeqwen.cpu import Processor, ThreadPlan, fingerprint, place_calling_thread, read_processor
 from edgeqwen.engine.settings import ModelFiles
 from edgeqwen.errors import ConfigInvalid, ModelReplaced
 from edgeqwen.loading.options import DaemonOptions, Model, chat_template, check_context
-from edgeqwen.runtime.torch.options import KV_TYPES, TorchOptions, WeightType, installed_version
+from edgeqwen.runtime.torch.options import TorchOptions, WeightType, check_kv_type, installed_version
 from edgeqwen.text import Tokenizer
 
 if TYPE_CHECKING:
     from edgeqwen.convert.checkpoint import Checkpoint
+    from edgeqwen.runtime.torch.runtime import TorchRuntime
 
 TEXT_FOLDER: Final = "checkpoints"
 CODE_FOLDER: Final = "torch-code"
@@ -88,8 +89,8 @@ def check_checkpoint(path: Path, config: Config, runtime: str) -> None:
 
 def check_kv(kv: KvTable, most: int) -> None:
     """Raise `ConfigInvalid` for a cache that torch does not keep, or a context longer than `most`."""
-    if kv.type not in {"auto", *KV_TYPES}:
-        raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv.type}; take auto")
+    if kv.type != "auto":
+        check_kv_type(kv.type)
     check_context(kv, most)
 
 
@@ -130,7 +131,9 @@ def checkpoint_identity(path: Path) -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
 
 
-def load_checkpoint(origin: Origin, wanted: TorchOptions, runtime: str, progress: Callable[[float], None]) -> Runtime:
+def load_checkpoint(
+    origin: Origin, wanted: TorchOptions, runtime: str, progress: Callable[[float], None]
+) -> TorchRuntime:
     """The runtime, measured and warm; to be called on the thread that will run it."""
     from edgeqwen.convert.sources import open_checkpoint
 
@@ -218,9 +221,7 @@ def _tokenizer(content: bytes, path: Path) -> Tokenizer:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.is_file() or path.read_bytes() != content:
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            beside.write_bytes(content)
-            beside.replace(path)
+            write_whole(path, content)
     except OSError as error:
         log.warning("%s: %s: the tokenizer stays in memory", path.parent, error.strerror)
         return Tokenizer.from_bytes(content)

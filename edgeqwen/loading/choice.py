@@ -15,21 +15,20 @@ from edgeqwen.core.speeds import read_speeds, speeds_path
 from edgeqwen.cpu import ThreadPlan, fingerprint, read_memory, read_processor
 from edgeqwen.errors import EdgeqwenError
 from edgeqwen.loading.options import DaemonOptions
-from edgeqwen.runtime.torch.options import installed_version
+from edgeqwen.runtime.torch.options import BYTES_PER_WEIGHT, installed_version
 
-ORDER: Final = ("onnx", "torch", "ipex")
-LIBRARIES: Final = ("onnxruntime", "torch", "intel-extension-for-pytorch")
+PACKAGES: Final = {"onnx": "onnxruntime", "torch": "torch", "ipex": "intel-extension-for-pytorch"}
+"""Runtime -> the Python package that it needs, the first choice first."""
+
 SHARE: Final = 0.5
 """Of free memory that the weights may take of a runtime that nobody has named."""
-
-BYTES_PER_WEIGHT: Final = {"fp32": 4, "bf16": 2, "int8": 1, "woq8": 1}
 
 log = logging.getLogger(__name__)
 
 
 def choose_runtime(options: DaemonOptions) -> str:
     """The name of a runtime; the log says why it is that one."""
-    possible = [name for name in ORDER if _can_serve(name, options)]
+    possible = [name for name in PACKAGES if _can_serve(name, options)]
     if not possible:
         return "onnx" if is_package(options.package_path) else "torch"  # says what is lacking
     speeds = read_speeds(speeds_path(options.state_dir, machine_of(options.threads)))
@@ -50,7 +49,7 @@ def serves_checkpoint(runtime: str, path: Path) -> bool:
 
 def machine_of(threads: ThreadPlan) -> str:
     """What timings are of: processor and threads, with whatever versions of the runtimes there are."""
-    versions = " ".join(f"{name} {installed_version(name)}" for name in LIBRARIES)
+    versions = " ".join(f"{name} {installed_version(name)}" for name in PACKAGES.values())
     return fingerprint(read_processor(), thread_counts=threads.counts, runtime_version=versions)
 
 

@@ -23,11 +23,12 @@ from edgeqwen.core.package import GRAPH, WEIGHTS, Package
 from edgeqwen.core.step import Batch, Chunk, KVData, Logits, RuntimeSpec, StepResult
 from edgeqwen.cpu import forget_pages, keep_large_blocks_apart, trim_heap
 from edgeqwen.errors import ConfigInvalid, ModelInvalid, RuntimeFailed
+from edgeqwen.runtime.batches import check_ids
 from edgeqwen.runtime.dense_cache import DenseCache, Padded
 from edgeqwen.runtime.exported_graph import ExportedGraph
 from edgeqwen.runtime.kernel_check import choose_kernels
-from edgeqwen.runtime.onnx import MAX_CHUNK, PAUSE_S, OnnxOptions, kv_fingerprint
-from edgeqwen.runtime.pauses import Pauses
+from edgeqwen.runtime.onnx import MAX_CHUNK, OnnxOptions, kv_fingerprint
+from edgeqwen.runtime.pauses import PAUSE_S, Pauses
 from edgeqwen.runtime.session import open_session, session_options
 
 NARROW: Final = 16
@@ -113,7 +114,7 @@ class ExportedRuntime:
             assert chunk.stop <= self._spec.capacity, chunk
         logits = {chunk.slot: np.empty((chunk.num_logits, self._spec.vocab_size), np.float32) for chunk in chunks}
         try:
-            self._check_ids(chunks)
+            check_ids(chunks, self._spec.vocab_size)
             with self._pauses.work():
                 for group in self._groups(chunks):
                     self._run(group, [logits[chunk.slot] for chunk in group])
@@ -146,11 +147,6 @@ class ExportedRuntime:
         self._pauses.close()
         del self._graph
         self._cache.close()
-
-    def _check_ids(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            if max(chunk.ids) >= self._spec.vocab_size or min(chunk.ids) < 0:  # an embedding may read without a check
-                raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
 
     def _groups(self, chunks: Sequence[Chunk]) -> Iterator[Sequence[Chunk]]:
         """Chunks that are computed in one run: narrow ones with pasts of about the same length."""

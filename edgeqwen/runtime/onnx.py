@@ -26,10 +26,11 @@ from edgeqwen.core.model import KVType, Manifest, Stage
 from edgeqwen.core.package import MANIFEST, WEIGHTS, Package
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
 from edgeqwen.cpu import ThreadPlan, forget_pages, keep_large_blocks_apart, trim_heap
-from edgeqwen.errors import ConfigInvalid, EdgeqwenError, ModelInvalid, RuntimeFailed
+from edgeqwen.errors import ConfigInvalid, EdgeqwenError, ModelInvalid
+from edgeqwen.runtime.batches import check_ids, split_rows
 from edgeqwen.runtime.cache import Cache
 from edgeqwen.runtime.kernel_check import KernelChoice, choose_kernels
-from edgeqwen.runtime.pauses import Pauses
+from edgeqwen.runtime.pauses import PAUSE_S, Pauses
 from edgeqwen.runtime.profile import kept_profile
 from edgeqwen.runtime.session import (
     attention_settings,
@@ -43,9 +44,6 @@ MAX_CHUNK: Final = 256  # larger chunks take more memory and were not faster
 DEFAULT_SLOTS: Final = 8
 PADDING: Final = 2  # capacity that dummy tokens may touch
 DEFAULT_PREFILL_ROWS: Final = 12
-PAUSE_S: Final = 3.0
-"""Longer than a client that goes on at once needs for its next request."""
-
 KV_LAYOUT: Final = 1
 BIT_STABLE: Final = frozenset({"fp32", "int8"})
 """Quants whose logits are the same bits in any batch; the others do not pay for padding."""
@@ -163,8 +161,7 @@ class OnnxRuntime:
         for chunk in chunks:
             assert chunk.start <= self._cache.lengths[chunk.slot], chunk
             assert chunk.stop <= self._spec.capacity, chunk
-            if max(chunk.ids) >= self._spec.vocab_size or min(chunk.ids) < 0:  # the embedding reads without a check
-                raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
+        check_ids(chunks, self._spec.vocab_size)
         logits = self._logits_buffer(sum(chunk.num_logits for chunk in chunks))
         hidden = np.empty((sum(chunk.num_hidden for chunk in chunks), self._spec.hidden_size), np.float32)
         assert hidden.size or not len(hidden), "this package gives no hidden states"
@@ -177,10 +174,10 @@ class OnnxRuntime:
                 self._pauses.expect()
         for chunk in chunks:
             self._cache.lengths[chunk.slot] = chunk.stop
-        parts = tuple(np.split(logits, np.cumsum([chunk.num_logits for chunk in chunks])[:-1]))
+        parts = split_rows(logits, [chunk.num_logits for chunk in chunks])
         if not len(hidden):
             return StepResult(parts)
-        return StepResult(parts, tuple(np.split(hidden, np.cumsum([chunk.num_hidden for chunk in chunks])[:-1])))
+        return StepResult(parts, split_rows(hidden, [chunk.num_hidden for chunk in chunks]))
 
     def read_kv(self, slot: int, start: int, stop: int) -> KVData:
         return self._cache.read(slot, start, stop)

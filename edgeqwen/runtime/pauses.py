@@ -7,6 +7,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Final
+
+PAUSE_S: Final = 3.0
+"""Longer than a client that goes on at once needs for its next request."""
 
 
 class Pauses:

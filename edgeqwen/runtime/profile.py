@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from typing import Final
 import msgspec
 
 from edgeqwen.core.model import KVType, Manifest, Stage
+from edgeqwen.core.state import write_whole
 from edgeqwen.core.step import Chunk
 
 ROWS: Final = (1, 2, 4, 8, 12, 16, 24, 32)
@@ -138,7 +138,5 @@ def read_profile(path: Path) -> MachineProfile | None:
 
 def write_profile(path: Path, profile: MachineProfile) -> None:
     """Keep a profile, whole or not at all; a folder that cannot be written is no error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
-        beside.write_bytes(msgspec.json.encode(profile) + b"\n")
-        beside.replace(path)
+        write_whole(path, msgspec.json.encode(profile) + b"\n")

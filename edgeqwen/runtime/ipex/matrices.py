@@ -26,20 +26,19 @@ class PackedMatrix:
     """bf16 in oneDNN's order."""
 
     def __init__(self, values: Any) -> None:
-        self.width = values.shape[0]
+        self._width = values.shape[0]
         self._context = torch.ops.ipex_prepack.linear_prepack(values, None, None)
         self._handle = self._context.get_data_handle()
         self._nothing = values.new_empty(0)  # stands where the product expects the matrix, which the context has
 
     def __call__(self, rows: Any) -> Any:
-        return torch.ops.torch_ipex.ipex_linear(rows, self._nothing, None, self._handle, self.width)
+        return torch.ops.torch_ipex.ipex_linear(rows, self._nothing, None, self._handle, self._width)
 
 
 class CodedMatrix:
     """Codes of 8 bits with a scale for each row of the matrix."""
 
     def __init__(self, codes: Any, scales: Any, weight_type: WeightType) -> None:
-        self.width = codes.shape[0]
         rounds_rows = weight_type == "int8"
         self._context = torch.ops.ipex_prepack.weight_only_qlinear_prepack(
             codes,

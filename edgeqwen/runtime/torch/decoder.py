@@ -14,6 +14,15 @@ import torch
 from torch.nn import functional
 
 from edgeqwen.core.model import ModelSpec
+from edgeqwen.core.tensor_names import (
+    EMBEDDING,
+    FINAL_NORM,
+    HIDDEN_TURN,
+    OUTPUT,
+    OUTPUT_TURN,
+    STEP_TENSORS,
+    layer_prefix,
+)
 from edgeqwen.runtime.torch import operators
 from edgeqwen.runtime.torch.attention import CacheAttention
 from edgeqwen.runtime.torch.compiler import Compiler
@@ -28,24 +37,10 @@ from edgeqwen.runtime.torch.weights import (
     vector,
 )
 
-QKV, OUT, GATE_UP, DOWN, HEAD = range(5)
-PARTS: Final = {
-    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    OUT: ("self_attn.o_proj",),
-    GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    DOWN: ("mlp.down_proj",),
-}
-"""Linear layers of a decoder layer that multiply the same rows, by number of the part."""
+QKV, OUT, GATE_UP, DOWN = range(len(STEP_TENSORS))
+"""Products of a layer by number, in the order of `STEP_TENSORS`: operators take no names."""
 
 NUM_REFINED: Final = 32
-EMBEDDING: Final = "model.embed_tokens.weight"
-OUTPUT: Final = "lm_head.weight"
-FINAL_NORM: Final = "model.norm.weight"
-OUTPUT_TURN: Final = "model.norm.turn.weight"
-HIDDEN_TURN: Final = "model.norm.hidden_turn.weight"
-"""Of a rotated checkpoint: matrices `[hidden, hidden]` that what leaves its last norm is multiplied with, before the
-output matrix and to be the model's own.
-"""
 
 
 class LayerVectors(NamedTuple):
@@ -129,10 +124,10 @@ class Decoder:
         self._vectors: list[LayerVectors] = []
         self._numbers = [torch.tensor(layer) for layer in range(spec.num_layers)]
         for layer in range(spec.num_layers):
-            prefix = f"model.layers.{layer}."
+            prefix = layer_prefix(layer)
             self._matrices.append({
-                part: self.make_matrix(source, [f"{prefix}{name}.weight" for name in names], weight_type, dtype)
-                for part, names in PARTS.items()
+                part: self.make_matrix(source, [prefix + name for name in names], weight_type, dtype)
+                for part, names in enumerate(STEP_TENSORS.values())
             })
             self._vectors.append(_layer_vectors(source, prefix))
             progress((layer + 1) / (spec.num_layers + 4))
@@ -249,7 +244,7 @@ def _layer_vectors(source: WeightSource, prefix: str) -> LayerVectors:
     def one(name: str) -> Any:
         return vector(source, [f"{prefix}{name}.weight"])
 
-    biases = [f"{prefix}{name}.bias" for name in PARTS[QKV]]
+    biases = [prefix + name.replace(".weight", ".bias") for name in STEP_TENSORS["qkv"]]
     return LayerVectors(
         input_norm=one("input_layernorm"),
         post_norm=one("post_attention_layernorm"),

@@ -90,7 +90,6 @@ def check_library(options: TorchOptions) -> None:
         raise ConfigInvalid(
             f"engine.runtime: torch {found} cannot be imported ({first_line(error)}): install its build for CPUs again"
         ) from error
-    torch.set_num_threads(max(options.threads.counts))
     check_capability(torch.backends.cpu.get_cpu_capability())
     _check_products(torch, options)
 

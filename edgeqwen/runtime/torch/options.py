@@ -9,11 +9,15 @@ from typing import Final, Literal, TypeAlias
 
 from edgeqwen.core.model import KVType
 from edgeqwen.cpu import ThreadPlan
+from edgeqwen.errors import ConfigInvalid
 
 Mode: TypeAlias = Literal["eager", "compile"]
 WeightType: TypeAlias = Literal["fp32", "bf16", "int8", "woq8"]
 
 KV_TYPES: Final[tuple[KVType, ...]] = ("fp32", "bf16")
+
+
+BYTES_PER_WEIGHT: Final[dict[WeightType, int]] = {"fp32": 4, "bf16": 2, "int8": 1, "woq8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,12 @@ class TorchOptions:
     def is_bf16(self) -> bool:
         """Whether anything is computed in bf16."""
         return self.weights == "bf16" or (self.computes_bf16 and self.weights != "fp32")
+
+
+def check_kv_type(kv_type: str) -> None:
+    """Raise `ConfigInvalid` for a type of cache that torch does not keep."""
+    if kv_type not in KV_TYPES:
+        raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv_type}; take auto")
 
 
 def installed_version(package: str) -> str | None:

@@ -22,21 +22,21 @@ from edgeqwen.core.model import KVType, Stage
 from edgeqwen.core.rope import rotary_tables
 from edgeqwen.core.step import Batch, Chunk, KVData, RuntimeSpec, StepResult
 from edgeqwen.cpu import trim_heap
-from edgeqwen.errors import ConfigInvalid, EdgeqwenError, RuntimeFailed
+from edgeqwen.errors import EdgeqwenError, RuntimeFailed
+from edgeqwen.runtime.batches import check_ids, split_rows
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.pauses import Pauses
+from edgeqwen.runtime.pauses import PAUSE_S, Pauses
 from edgeqwen.runtime.profile import kept_profile
 from edgeqwen.runtime.torch.attention import CacheAttention
 from edgeqwen.runtime.torch.compiler import Compiler, explained
 from edgeqwen.runtime.torch.decoder import Decoder
 from edgeqwen.runtime.torch.library import first_line
-from edgeqwen.runtime.torch.options import TorchOptions
+from edgeqwen.runtime.torch.options import TorchOptions, check_kv_type
 from edgeqwen.runtime.torch.weights import WeightSource
 from edgeqwen.runtime.torch.workers import start_workers
 
 MAX_CHUNK: Final = 256
 KV_LAYOUT: Final = 1
-PAUSE_S: Final = 3.0
 DTYPES: Final[dict[KVType, Any]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -74,8 +74,7 @@ class TorchRuntime:
         start_workers(max(options.threads.counts), options.threads.decode.masks)
         dtype = torch.bfloat16 if options.is_bf16 else torch.float32
         kv_type: KVType = options.kv_type or ("bf16" if options.is_bf16 else "fp32")
-        if kv_type not in DTYPES:
-            raise ConfigInvalid(f"kv.type: torch keeps keys and values in fp32 or bf16, not in {kv_type}; take auto")
+        check_kv_type(kv_type)
         cache = Cache(source.spec, kv_type, num_slots=options.num_slots, capacity=options.capacity)
         attention = cls.attention_type(cache, kv_type, DTYPES[kv_type])
         decoder = cls.decoder_type(
@@ -135,9 +134,8 @@ class TorchRuntime:
         trim_heap()
 
     def _compute(self, chunks: Sequence[Chunk]) -> StepResult:
+        check_ids(chunks, self._spec.vocab_size)
         ids = torch.tensor([token for chunk in chunks for token in chunk.ids])
-        if int(ids.max()) >= self._spec.vocab_size or int(ids.min()) < 0:
-            raise RuntimeFailed(f"a token id lies outside the vocabulary of {self._spec.vocab_size}")
         self._attention.plan(chunks)
         positions = torch.cat([torch.arange(chunk.start, chunk.stop) for chunk in chunks])
         cosines, sines = (table[positions].unsqueeze(1) for table in self._tables)
@@ -157,8 +155,7 @@ class TorchRuntime:
         wanted = [row for end, count in zip(ends, counts, strict=True) for row in range(end - count, end)]
         if not wanted:
             return tuple(np.empty((0, self._spec.vocab_size), np.float32) for _ in chunks)
-        picked = finish(rows[wanted]).float().numpy()
-        return tuple(np.split(picked, np.cumsum(counts)[:-1]))
+        return split_rows(finish(rows[wanted]).float().numpy(), counts)
 
     @contextmanager
     def _failing(self, chunks: Sequence[Chunk]) -> Iterator[None]:

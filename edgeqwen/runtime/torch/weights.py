@@ -45,9 +45,7 @@ class WeightSource(Protocol):
 
 
 class Matrix(Protocol):
-    """Multiplies rows `[rows, in]` of `input_type`, giving `[rows, out]`."""
-
-    width: int
+    """Multiplies rows `[rows, in]`, giving `[rows, out]`."""
 
     def __call__(self, rows: Any) -> Any: ...
 
@@ -56,7 +54,6 @@ class PlainMatrix:
     """fp32 or bf16, in torch's own order."""
 
     def __init__(self, values: Any) -> None:
-        self.width = values.shape[0]
         self._values = values
 
     def __call__(self, rows: Any) -> Any:
@@ -67,7 +64,6 @@ class PackedMatrix:
     """bf16 in oneDNN's order."""
 
     def __init__(self, values: Any) -> None:
-        self.width = values.shape[0]
         self._packed = torch.ops.mkldnn._reorder_linear_weight(values, PACKED_FOR_ROWS)
 
     def __call__(self, rows: Any) -> Any:
@@ -78,9 +74,8 @@ class IntegerMatrix:
     """Codes in oneDNN's order; takes rows of int8 codes and gives their products times this matrix' scales only."""
 
     def __init__(self, codes: Any, scales: Any, dtype: Any) -> None:
-        self.width = codes.shape[0]
         self._scales = scales
-        self._zeros = torch.zeros(self.width, dtype=torch.int64)
+        self._zeros = torch.zeros(codes.shape[0], dtype=torch.int64)
         self._dtype = dtype
         self._packed = torch.ops.onednn.qlinear_prepack(codes, [PACKED_FOR_ROWS, codes.shape[1]])
 
@@ -94,7 +89,6 @@ class WeightOnlyMatrix:
     """Codes in torch's own order, for rows that are not rounded."""
 
     def __init__(self, codes: Any, scales: Any, dtype: Any) -> None:
-        self.width = codes.shape[0]
         self._codes, self._scales = codes, scales.to(dtype)
         self._dtype = dtype
 
