@@ -127,7 +127,7 @@ def _ipex(**options: Any) -> Callable[[], Runtime]:
 
 
 IPEX_KINDS: Final = (
-    Kind("ipex-fp32", _ipex(weights="fp32"), 1e-4),
+    Kind("ipex-fp32", _ipex(weights="fp32", computes_bf16=True), 1e-4),
     Kind("ipex-bf16", _ipex(weights="bf16", computes_bf16=True), 0.2),
     Kind("ipex-int8", _ipex(weights="int8"), 0.3),
     Kind("ipex-int8-bf16", _ipex(weights="int8", computes_bf16=True), 0.3),

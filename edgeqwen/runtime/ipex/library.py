@@ -84,7 +84,7 @@ def check_products(options: TorchOptions) -> None:
 
     from edgeqwen.runtime.ipex.matrices import packed
 
-    dtype = torch.bfloat16 if options.weights == "bf16" or options.computes_bf16 else torch.float32
+    dtype = torch.bfloat16 if options.is_bf16 else torch.float32
     try:
         with torch.inference_mode():
             packed(torch.zeros(64, 64), torch.ones(64), options.weights, dtype)(torch.zeros(2, 64, dtype=dtype))
