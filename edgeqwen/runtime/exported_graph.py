@@ -8,7 +8,7 @@ behind the other.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -16,9 +16,9 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgeqwen.core.step import Logits
-from edgeqwen.errors import EdgeqwenError, ModelInvalid, RuntimeFailed
+from edgeqwen.errors import EdgeqwenError, ModelInvalid
 from edgeqwen.runtime.dense_cache import DenseCache, Padded
-from edgeqwen.runtime.session import first_line, shrinking_run
+from edgeqwen.runtime.session import graph_failures, shrinking_run
 
 LOGIT_TYPES: Final = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
@@ -35,7 +35,7 @@ class ExportedGraph:
         self._names = frozenset(argument.name for argument in session.get_inputs())
         self._logit_type = next(LOGIT_TYPES[given.type] for given in session.get_outputs() if given.name == "logits")
         self._all_logits = np.empty((0, vocab_size), self._logit_type)
-        with _failures():
+        with graph_failures():
             (logits,) = session.run(["logits"], self._first_step(2))
         if logits.shape not in {(1, 1, vocab_size), (1, 2, vocab_size)}:
             raise ModelInvalid(f"its logits are {list(logits.shape)}, which no graph of this model gives")
@@ -49,7 +49,7 @@ class ExportedGraph:
         rows = 1 if self.gives_last_only else padded.width
         given = self._logits_buffer(len(chunks) * rows).reshape(len(chunks), rows, -1)
         io = self._session.io_binding()
-        with _failures():
+        with graph_failures():
             for name, array in self._inputs(padded).items():
                 io.bind_cpu_input(name, array)
             io.bind_output("logits", "cpu", 0, self._logit_type, given.shape, given.ctypes.data)
@@ -69,7 +69,10 @@ class ExportedGraph:
     def give_back(self) -> None:
         """Give back what runs have left behind; the session does so at the end of a run of one token."""
         self._all_logits = self._all_logits[:0].copy()
-        with contextlib.suppress(EdgeqwenError), _failures():  # for want of memory, if at all; nobody waits for this
+        with (
+            contextlib.suppress(EdgeqwenError),
+            graph_failures(),
+        ):  # for want of memory, if at all; nobody waits for this
             self._session.run(None, self._first_step(1), shrinking_run())
 
     def _inputs(self, padded: Padded) -> Inputs:
@@ -102,13 +105,3 @@ class ExportedGraph:
         if len(self._all_logits) < rows:
             self._all_logits = np.empty((rows, self._all_logits.shape[1]), self._logit_type)
         return self._all_logits[:rows]
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except EdgeqwenError:
-        raise
-    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-        raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error

@@ -23,7 +23,7 @@ from typing import Final
 import onnxruntime as ort
 
 from edgeqwen.core.model import KV_KINDS, ModelSpec
-from edgeqwen.errors import ModelInvalid, RuntimeFailed
+from edgeqwen.errors import EdgeqwenError, ModelInvalid, RuntimeFailed
 
 MESSAGE_LEN = 300
 FLASH_SWITCH: Final = "ORT_GQA_DISABLE_FLASH_ATTENTION"
@@ -85,6 +85,17 @@ def attention_settings(*, is_flash: bool) -> Iterator[None]:
             os.environ.pop(FLASH_SWITCH, None)
         else:
             os.environ[FLASH_SWITCH] = before
+
+
+@contextlib.contextmanager
+def graph_failures() -> Iterator[None]:
+    """What onnxruntime raises inside is `RuntimeFailed`."""
+    try:
+        yield
+    except EdgeqwenError:
+        raise
+    except Exception as error:  # its own types, RuntimeError and ValueError
+        raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

@@ -16,7 +16,6 @@ alone and on ARM every kernel's order depends on the number of rows, and the las
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,9 +27,8 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgeqwen.core.step import Chunk, Hidden, Logits
-from edgeqwen.errors import RuntimeFailed
 from edgeqwen.runtime.cache import Cache
-from edgeqwen.runtime.session import first_line, hidden_size, shrinking_run
+from edgeqwen.runtime.session import graph_failures, hidden_size, shrinking_run
 
 KEPT_SHAPES: Final = 64
 LIGHT_ROWS: Final = 16
@@ -103,7 +101,7 @@ class _Bindings:
         """Run a step; its logits go straight into `logits`, its hidden states into `hidden`."""
         self.is_worn = self.is_worn or len(logits) > 1 or prepared.inputs["input_ids"].size > LIGHT_ROWS
         address = logits.ctypes.data if len(logits) else _NOWHERE.ctypes.data
-        with _failures():
+        with graph_failures():
             prepared.io.bind_output("logits", "cpu", 0, np.float32, logits.shape, address)
             if len(hidden):
                 prepared.io.bind_output("hidden", "cpu", 0, np.float32, hidden.shape, hidden.ctypes.data)
@@ -117,19 +115,11 @@ class _Bindings:
         if self.hidden_size:
             inputs["hidden_rows"] = np.zeros(0, np.int64)
         prepared = self._bind(cache, 0, 1, inputs)
-        with _failures():
+        with graph_failures():
             prepared.io.bind_output("logits")
             self._session.run_with_iobinding(prepared.io, shrinking_run())
         cache.close()
         self.is_worn = False
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # onnxruntime raises its own types, RuntimeError and ValueError
-        raise RuntimeFailed(f"the model's graph failed: {first_line(error)}") from error
 
 
 _NOWHERE: Final = np.empty(1, np.float32)  # what a binding of no rows points at
